@@ -1,0 +1,21 @@
+"""The job file: its schema, and the way from a file to a checked value."""
+
+from clusterddp.config.load import (
+    Override,
+    load_job,
+    parse_override,
+    read_job,
+    render_job,
+    runs_root,
+)
+from clusterddp.config.schema import Job
+
+__all__ = [
+    "Job",
+    "Override",
+    "load_job",
+    "parse_override",
+    "read_job",
+    "render_job",
+    "runs_root",
+]

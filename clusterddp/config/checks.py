@@ -1,0 +1,117 @@
+"""Relations between the keys of a job file that no type can express."""
+
+from collections.abc import Callable, Iterator
+
+from clusterddp.config.schema import Job, Slurm
+from clusterddp.config.yaml import KeyPath
+
+__all__ = ["check_job", "warn_about"]
+
+Finding = tuple[KeyPath, str]
+
+# Options that the supervisor's life depends on; `extra:` must not undo them.
+_RESERVED = {
+    *("array", "error", "export", "job-name", "ntasks", "ntasks-per-node"),
+    *("open-mode", "output", "requeue", "no-requeue", "signal", "wrap"),
+}
+_GPU_OPTIONS = {"gpus", "gres", "gpus-per-task", "gpus-per-socket"}
+_SLURM_MINUTE_S = 60
+
+
+def check_job(job: Job) -> list[Finding]:
+    """Give everything that cannot work, as (key, finding); pure."""
+    return [finding for check in _CHECKS for finding in check(job)]
+
+
+def warn_about(job: Job) -> list[str]:
+    """Give what works but is probably not meant; pure."""
+    size, ranks = job.train.global_batch_size, job.world_size
+    if job.experiment is None or size % ranks == 0:
+        return []
+    warning = (
+        f"train.global_batch_size {size} is not a multiple of {ranks} ranks: their "
+        "shares differ by one sample (results stay right, the smaller shares wait)"
+    )
+    return [warning]
+
+
+def _finding(key: str, found: str, expected: str, advice: str = "") -> Finding:
+    text = f"found {found}, expected {expected}" + (f"; {advice}" if advice else "")
+    return tuple(key.split(".")), text
+
+
+def _launcher(job: Job) -> Iterator[Finding]:
+    if job.launcher == "slurm" and job.where == "local":
+        found = "slurm for a run on this machine"
+        expected = "pytorch (several processes) or none (one, for a debugger)"
+        yield _finding("launcher", found, expected, "srun needs a cluster")
+    if job.launcher == "none" and job.where == "slurm":
+        found = "none for a run on Slurm"
+        advice = "none is one process on this machine"
+        yield _finding("launcher", found, "slurm or pytorch", advice)
+
+
+def _time(job: Job) -> Iterator[Finding]:
+    limit, delay = job.slurm.time, job.slurm.signal_delay
+    if job.where != "slurm":
+        return
+    if limit < _SLURM_MINUTE_S:
+        advice = "Slurm's limits are whole minutes"
+        yield _finding("slurm.time", f"{limit:g}s", "at least 1m", advice)
+    if limit <= delay:
+        expected = f"more than slurm.signal_delay ({delay:g}s)"
+        advice = "Slurm would stop the job as it starts: change one of the two"
+        yield _finding("slurm.time", f"{limit:g}s", expected, advice)
+
+
+def _backend(job: Job) -> Iterator[Finding]:
+    backend = job.dist_params.backend
+    if job.where == "slurm" and "nccl" in backend and not _asks_for_gpus(job.slurm):
+        expected = "gloo, auto, or slurm.gpus_per_node"
+        advice = "auto takes nccl where there are GPUs"
+        found = f"{backend} without GPUs asked for"
+        yield _finding("dist_params.backend", found, expected, advice)
+
+
+def _asks_for_gpus(slurm: Slurm) -> bool:
+    asked = {_option(key) for key in slurm.extra}
+    return bool(slurm.gpus_per_node) or bool(_GPU_OPTIONS & asked)
+
+
+def _batch(job: Job) -> Iterator[Finding]:
+    size, ranks = job.train.global_batch_size, job.world_size
+    if job.experiment is not None and size < ranks:
+        found, expected = f"{size} for {ranks} ranks", "a sample for each rank at least"
+        yield _finding("train.global_batch_size", found, expected, "use fewer ranks")
+
+
+def _extra(job: Job) -> Iterator[Finding]:
+    for key in job.slurm.extra:
+        option = _option(key)
+        if option.replace("-", "_") in Slurm.model_fields:
+            name = option.replace("-", "_")
+            yield _finding(f"slurm.extra.{key}", f"--{option}", f"the key slurm.{name}")
+        elif option in _RESERVED:
+            expected = "an option that clusterddp does not set itself"
+            yield _finding(f"slurm.extra.{key}", f"--{option}", expected, "remove it")
+
+
+def _option(key: str) -> str:
+    return key.replace("_", "-").lstrip("-")
+
+
+def _environment(job: Job) -> Iterator[Finding]:
+    for name in job.slurm.env:
+        if not name.isidentifier():
+            expected = "a variable's name like OMP_PROC_BIND"
+            yield ("slurm", "env", name), f"found {name!r}, expected {expected}"
+
+
+_CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
+    _launcher,
+    _time,
+    _backend,
+    _batch,
+    _extra,
+    _environment,
+)
