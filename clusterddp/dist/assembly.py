@@ -1,0 +1,120 @@
+"""Bring the ranks together under any launcher: one store, and everybody there."""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store
+
+from clusterddp.dist.address import (
+    LOOPBACK,
+    interface_of,
+    is_hostname_loopback,
+    source_address,
+)
+from clusterddp.dist.arrival import Arrival, node_tasks, roll_call
+from clusterddp.dist.rendezvous import Meeting, meet, meeting_place
+from clusterddp.dist.world import World
+from clusterddp.errors import RendezvousError
+
+__all__ = ["Variables", "assemble"]
+
+Variables = dict[str, str | None]
+
+
+def assemble(
+    world: World,
+    backend: str,
+    device: torch.device,
+    timeout: timedelta,
+    generation: int,
+) -> tuple[Store, Variables]:
+    """Open the store that all ranks share, and see that all of them are there.
+
+    Gives the store, and the environment variables to set (None: to remove).
+
+    Raises:
+        RendezvousError: the ranks did not meet; it names those missing.
+    """
+    variables: Variables = {}
+    meeting: Meeting | None = None
+    if world.launcher == "pytorch":
+        base, master = _env_store(timeout), os.environ["MASTER_ADDR"]
+    elif world.world_size == 1:
+        base, master = HashStore(), LOOPBACK
+    else:
+        place = meeting_place(os.environ, world.num_nodes, generation)
+        meeting = meet(place, world.rank, world.world_size, timeout)
+        base, master = meeting.store, meeting.address
+    if world.world_size > 1:
+        me = _introduce(world, backend, device, master)
+        roll = PrefixStore(f"clusterddp/roll.{generation}", base)
+        came = roll_call(roll, me, node_tasks(os.environ), timeout)
+        variables |= _gloo_interface(me, world, came)
+    if meeting and world.rank == 0:
+        meeting.close()
+    if world.launcher == "slurm":
+        variables |= _usual_variables(world, master, meeting.port if meeting else 0)
+    return base, variables
+
+
+def _env_store(timeout: timedelta) -> Store:
+    try:
+        store: Store = next(iter(dist.rendezvous("env://", timeout=timeout)))[0]
+    except dist.DistError as error:
+        where = ":".join(os.environ[f"MASTER_{name}"] for name in ("ADDR", "PORT"))
+        message = (
+            f"rendezvous: env:// at {where} failed on rank {os.environ['RANK']} of "
+            f"{os.environ['WORLD_SIZE']}: {str(error).splitlines()[0]}; are all "
+            "ranks started, and is MASTER_PORT free on the host of rank 0?"
+        )
+        raise RendezvousError(message) from error
+    return store
+
+
+def _introduce(
+    world: World, backend: str, device: torch.device, master: str
+) -> Arrival:
+    several = world.num_nodes > 1
+    nccl = device.type == "cuda" and "nccl" in backend
+    uuid = torch.cuda.get_device_properties(device).uuid if nccl else ""
+    return Arrival(
+        rank=world.rank,
+        world_size=world.world_size,
+        node_rank=world.node_rank,
+        host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        pid=os.getpid(),
+        backend=backend,
+        address=(source_address(master) if several else None) or "",
+        gpu=str(uuid),
+    )
+
+
+def _gloo_interface(me: Arrival, world: World, came: list[Arrival]) -> Variables:
+    """Name the interface for gloo where it would bind to loopback by itself."""
+    needed = "gloo" in me.backend and world.num_nodes > 1 and is_hostname_loopback()
+    if not needed or os.environ.get("GLOO_SOCKET_IFNAME"):
+        return {}
+    # Rank 0 looks towards a rank of another node, the others towards rank 0.
+    peers = [other.address for other in came if other.node_rank != me.node_rank]
+    source = source_address(peers[0]) if peers else me.address
+    interface = interface_of(source) if source else None
+    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+
+
+def _usual_variables(world: World, host: str, port: int) -> Variables:
+    """Give what torchrun would have set; deepspeed and others read it."""
+    return {
+        # Left over from a torchrun around srun it makes every rank a client.
+        "TORCHELASTIC_USE_AGENT_STORE": None,
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.local_world_size),
+        "NODE_RANK": str(world.node_rank),
+        "GROUP_RANK": str(world.node_rank),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+    }

@@ -1,0 +1,249 @@
+"""The meeting of the ranks that srun started: one TCPStore, hosted by rank 0.
+
+The socket is bound once and handed to the store, which closes the window in which
+a "free" port is taken by somebody else, and the cookie closes the one in which a
+rank talks to the store of another step. torchrun needs none of this.
+"""
+
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import DistError, PrefixStore, TCPStore
+
+from clusterddp.dist.address import LOOPBACK, address_candidates, listen
+from clusterddp.dist.arrival import Arrival, node_tasks, roll_call
+from clusterddp.dist.channel import (
+    AddressRecord,
+    channel_directory,
+    publish_address,
+    rendezvous_key,
+    unpublish_address,
+    wait_for_address,
+)
+from clusterddp.dist.world import World
+from clusterddp.errors import RendezvousError
+
+__all__ = ["Meeting", "Place", "meet", "meet_store", "meeting_place"]
+
+_COOKIE = "clusterddp/cookie"
+_CONNECT_S = 3.0
+_ANSWER = timedelta(seconds=5)
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and under which name a group meets.
+
+    `fixed` is MASTER_ADDR and MASTER_PORT, if the user gave both.
+    """
+
+    key: str
+    directory: Path | None
+    loopback: bool
+    fixed: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The store that all share, and the address at which this rank reaches it."""
+
+    store: TCPStore
+    address: str
+    port: int
+    place: Place
+
+    def close(self) -> None:
+        """Remove the published record, once everybody has arrived."""
+        if self.place.directory is not None:
+            unpublish_address(self.place.directory, self.place.key)
+
+
+def meeting_place(
+    environ: Mapping[str, str], num_nodes: int, generation: int = 0
+) -> Place:
+    """Decide where the ranks of this step meet.
+
+    MASTER_ADDR and MASTER_PORT are honoured where both are set; one alone is
+    taken for left over.
+
+    Raises:
+        RendezvousError: MASTER_PORT is no port, or no directory is known.
+    """
+    key = rendezvous_key(environ, generation)
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if not (host and port):
+        directory = channel_directory(environ, num_nodes)
+        return Place(key, directory, loopback=num_nodes == 1)
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        message = (
+            f"rendezvous: found MASTER_PORT={port}, expected a port from 1 to 65535; "
+            "correct it, or unset MASTER_ADDR and MASTER_PORT"
+        )
+        raise RendezvousError(message)
+    return Place(key, None, loopback=False, fixed=(host, int(port)))
+
+
+def meet(place: Place, rank: int, world_size: int, timeout: timedelta) -> Meeting:
+    """Open the store on rank 0 and connect to it on the others.
+
+    Raises:
+        RendezvousError: the port is in use, or rank 0 was not found in time.
+    """
+    if rank == 0:
+        return _host(place, world_size, timeout)
+    if place.fixed:
+        return _join_fixed(place, place.fixed, timeout)
+    return _join_published(place, timeout)
+
+
+def meet_store(
+    directory: Path, world: World, timeout: timedelta, *, name: str
+) -> TCPStore:
+    """Give a store that one process of each task shares, found by a record.
+
+    For launchers that start ranks of their own, such as the agent of each node.
+
+    Args:
+        directory: where rank 0 publishes, on a file system that all see.
+        world: of the launchers themselves, not of the ranks that they start.
+        timeout: how long they wait for one another.
+        name: what meets, so that it is not taken for the ranks.
+
+    Raises:
+        RendezvousError: they did not meet; it names those missing.
+    """
+    key = f"{rendezvous_key(os.environ)}.{name}"
+    place = Place(key, directory, loopback=world.num_nodes == 1)
+    meeting = meet(place, world.rank, world.world_size, timeout)
+    me = Arrival(
+        rank=world.rank,
+        world_size=world.world_size,
+        node_rank=world.node_rank,
+        host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        pid=os.getpid(),
+        backend=name,
+    )
+    roll = PrefixStore("clusterddp/roll", meeting.store)
+    roll_call(roll, me, node_tasks(os.environ), timeout)
+    if world.rank == 0:
+        meeting.close()
+    return meeting.store
+
+
+def _host(place: Place, world_size: int, timeout: timedelta) -> Meeting:
+    server = listen(place.fixed[1] if place.fixed else 0, loopback=place.loopback)
+    port = server.getsockname()[1]
+    # The server's own client must not depend on how this host's name resolves.
+    store = TCPStore(
+        LOOPBACK,
+        port,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=server.detach(),
+    )
+    # At a fixed address nothing is published: the key, known to all ranks of
+    # this step and no others, takes the place of the cookie.
+    cookie = place.key if place.fixed else secrets.token_hex(16)
+    store.set(_COOKIE, cookie)
+    if place.fixed:
+        return Meeting(store, place.fixed[0], port, place)
+    return Meeting(store, _publish(place, world_size, port, cookie), port, place)
+
+
+def _publish(place: Place, world_size: int, port: int, cookie: str) -> str:
+    """Let the others know where rank 0 listens; give its preferred address."""
+    addresses = address_candidates(os.environ, loopback=place.loopback)
+    record = AddressRecord(
+        key=place.key,
+        addresses=tuple(addresses),
+        port=port,
+        cookie=cookie,
+        world_size=world_size,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+    publish_address(_directory(place), place.key, record)
+    return addresses[0]
+
+
+def _directory(place: Place) -> Path:
+    return place.directory or Path()
+
+
+def _join_published(place: Place, timeout: timedelta) -> Meeting:
+    def accept(record: AddressRecord) -> Meeting | None:
+        for address in record.addresses:
+            store = _connect(address, record.port, record.cookie, timeout)
+            if store is not None:
+                return Meeting(store, address, record.port, place)
+        return None
+
+    seconds = timeout.total_seconds()
+    return wait_for_address(_directory(place), place.key, accept, seconds)
+
+
+def _join_fixed(place: Place, fixed: tuple[str, int], timeout: timedelta) -> Meeting:
+    host, port = fixed
+    deadline = time.monotonic() + timeout.total_seconds()
+    while (store := _connect(host, port, place.key, timeout)) is None:
+        if time.monotonic() > deadline:
+            message = (
+                f"rendezvous: no store of this step answered at {host}:{port} "
+                f"(MASTER_ADDR, MASTER_PORT) within {timeout.total_seconds():g} s; "
+                "is rank 0 on that host, and the port its own? Unset both "
+                "variables and rank 0 publishes its address"
+            )
+            raise RendezvousError(message)
+        time.sleep(_PAUSE_S)
+    return Meeting(store, host, port, place)
+
+
+def _connect(host: str, port: int, cookie: str, timeout: timedelta) -> TCPStore | None:
+    """Connect to a store, if there is one and it holds the cookie.
+
+    TCPStore waits without end for the answer of a server that speaks something
+    else (measured on 2.13), and goes on for much longer than its timeout where
+    nobody listens. So a plain connection comes first, and the rest is bounded by
+    leaving the thread behind that waits.
+    """
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except (OSError, UnicodeError):
+        return None
+    verified: queue.Queue[TCPStore | None] = queue.Queue()
+    attempt = threading.Thread(
+        target=lambda: verified.put(_verified(host, port, cookie)),
+        name="rendezvous-connect",
+        daemon=True,
+    )
+    attempt.start()
+    try:
+        store = verified.get(timeout=_ANSWER.total_seconds())
+    except queue.Empty:
+        return None
+    if store is not None:
+        store.set_timeout(timeout)
+    return store
+
+
+def _verified(host: str, port: int, cookie: str) -> TCPStore | None:
+    try:
+        store = TCPStore(
+            host, port, is_master=False, timeout=_ANSWER, wait_for_workers=False
+        )
+        # Only asked, never waited for: a foreign store has no such key.
+        if store.check([_COOKIE]) and store.get(_COOKIE).decode() == cookie:
+            return store
+    except (DistError, UnicodeError):
+        return None
+    return None

@@ -1,0 +1,1 @@
+"""Slurm: host lists, the environment, job states, and running its programs."""
