@@ -1,0 +1,44 @@
+"""The `clusterddp` command: `clusterddp VERB` is `python -m clusterddp.VERB`."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+__all__ = ["VERBS", "main"]
+
+VERBS = {
+    "submit": "send the run that a job file describes to Slurm, or run it here",
+    "supervise": "bring a run to its end; also starts a stopped one again",
+    "train": "one rank: what srun, torchrun and our agent start",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and give its exit code; a verb's module is loaded only then."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = words[0] if words else "--help"
+    if verb in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    if verb not in VERBS:
+        known = ", ".join(VERBS)
+        sys.stderr.write(f"clusterddp: {verb}: no such verb; expected one of {known}\n")
+        return 2
+    code: int = importlib.import_module(f"clusterddp.{verb}").main(words[1:])
+    return code
+
+
+def _help() -> str:
+    lines = [f"  {verb:<10} {text}" for verb, text in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: clusterddp VERB ...",
+            "",
+            "PyTorch DDP training on Slurm: submit once, and the run finishes.",
+            "",
+            *lines,
+            "",
+            "clusterddp VERB -h explains a verb.",
+            "",
+        ]
+    )

@@ -1,0 +1,224 @@
+"""One agent per node for the `pytorch` launcher: starts the ranks, passes signals on.
+
+Built on torch's elastic launcher API. The stock agent loses what matters here: a
+USR2 kills it and leaves its ranks behind, and after one rank leaves with 75 it
+terminates the rest and exits 1 (measured on torch 2.13). So the elastic agent runs
+in a thread, where it installs no handlers, and this process's main thread does the
+signals; ranks that stopped together leave with 0 and the outcome is read from
+their verdicts.
+
+Run as `python -m clusterddp.launch.agent RUN_DIR`, by the supervisor only.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+from torch.distributed.elastic.multiprocessing.api import (
+    LogsDest,
+    LogsSpecs,
+    SubprocessContext,
+)
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    C10dRendezvousBackend,
+)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from clusterddp.config import read_job
+from clusterddp.config.schema import Job
+from clusterddp.dist.address import address_candidates
+from clusterddp.dist.rendezvous import meet_store
+from clusterddp.dist.world import World, world_from_environment
+from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, ClusterDDPError
+from clusterddp.launch.environment import AGENT, ATTEMPT
+from clusterddp.launch.lifeline import end_with_parent
+from clusterddp.runs.directory import AttemptDirectory, RunDirectory
+from clusterddp.runs.verdict import (
+    Verdict,
+    read_summary,
+    read_verdicts,
+    write_verdict,
+)
+
+_FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+_POLL_S = 0.1
+_NAME = "clusterddp"
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """Where this agent stands among the nodes, and how many ranks it starts."""
+
+    world: World
+    ranks: int
+
+    @classmethod
+    def of(cls, job: Job, environ: Mapping[str, str]) -> "_Seat":
+        if job.where == "local":
+            return cls(world_from_environment("none", environ), job.world_size)
+        return cls(world_from_environment("slurm", environ), job.slurm.tasks_per_node)
+
+
+class _Backend(C10dRendezvousBackend):
+    """c10d on a store that we met in; torch asks that the registered name matches."""
+
+    @property
+    def name(self) -> str:
+        return _NAME
+
+
+class _NoLogs(LogsSpecs):
+    """Leaves the output alone: each rank opens its own log."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        ranks = range(len(envs))
+        for rank in ranks:
+            envs[rank]["TORCHELASTIC_ERROR_FILE"] = ""
+        return LogsDest(
+            stdouts=dict.fromkeys(ranks, ""),
+            stderrs=dict.fromkeys(ranks, ""),
+            tee_stdouts={},
+            tee_stderrs={},
+            error_files=dict.fromkeys(ranks, ""),
+        )
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull
+
+
+class _Launch(threading.Thread):
+    """The elastic agent in a thread of its own; its outcome is one boolean."""
+
+    def __init__(self, config: LaunchConfig, arguments: list[str]) -> None:
+        super().__init__(name="elastic-agent", daemon=True)
+        self._config = config
+        self._arguments = arguments
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            elastic_launch(self._config, sys.executable)(*self._arguments)
+        except Exception as error:  # noqa: BLE001 - handed to the main thread
+            self.error = error
+
+
+def main(arguments: list[str]) -> int:
+    """Start the ranks of this node, wait for them, and say how it went.
+
+    Returns:
+        0 when all ranks completed, 75 when they stopped together, else 1.
+    """
+    end_with_parent(os.getppid())
+    # torch warns that in a thread it leaves the signals alone, as it should here.
+    logging.getLogger(SubprocessContext.__module__).setLevel(logging.ERROR)
+    requests: list[int] = []
+    for signum in _FORWARDED:
+        signal.signal(signum, lambda number, _frame: requests.append(number))
+    run = RunDirectory(Path(arguments[0]))
+    attempt = run.attempt(int(os.environ[ATTEMPT]))
+    job = read_job(run.job_file)
+    seat = _Seat.of(job, os.environ)
+    launch = _Launch(_config(job, attempt, seat), _rank_command(run))
+    os.environ[AGENT] = str(os.getpid())
+    launch.start()
+    while launch.is_alive():
+        launch.join(_POLL_S)
+        _pass_on(requests)
+    return _outcome(attempt, launch.error)
+
+
+def _rank_command(run: RunDirectory) -> list[str]:
+    return ["-u", "-m", "clusterddp.train", str(run.path), "--launcher", "pytorch"]
+
+
+def _config(job: Job, attempt: AttemptDirectory, seat: _Seat) -> LaunchConfig:
+    """Describe the launch to torch; the meeting itself is ours."""
+    wait_s = int(job.dist_params.rendezvous_timeout)
+    nodes = seat.world.num_nodes
+    run_id = f"{job.name}-{attempt.path.name}"
+
+    def handler(parameters: RendezvousParameters) -> RendezvousHandler:
+        wait = timedelta(seconds=wait_s)
+        store = meet_store(attempt.rendezvous, seat.world, wait, name="agents")
+        backend = _Backend(store, parameters.run_id)
+        return create_handler(store, backend, parameters)
+
+    rendezvous_handler_registry.register(_NAME, handler)
+    return LaunchConfig(
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nproc_per_node=seat.ranks,
+        run_id=run_id,
+        rdzv_backend=_NAME,
+        rdzv_configs={"join_timeout": wait_s, "last_call_timeout": 1},
+        max_restarts=0,
+        monitor_interval=_POLL_S,
+        logs_specs=_NoLogs(),
+        local_addr=address_candidates(os.environ, loopback=nodes == 1)[0],
+    )
+
+
+def _pass_on(requests: list[int]) -> None:
+    """Give each signal that came in to every rank that is there to take it."""
+    ranks = psutil.Process().children() if requests else []
+    if not ranks:
+        return
+    for signum in requests:
+        for rank in ranks:
+            if rank.is_running():
+                rank.send_signal(signum)
+    requests.clear()
+
+
+def _outcome(attempt: AttemptDirectory, error: Exception | None) -> int:
+    if isinstance(error, ChildFailedError):
+        _speak_for_the_dead(attempt, error)
+        return EXIT_BUG
+    if error is not None:
+        sys.stderr.write(f"agent: {str(error).partition(chr(10))[0]}\n")
+        return EXIT_BUG
+    summary = read_summary(attempt)
+    if summary is not None and summary.cause == "completed":
+        return 0
+    stopped = any(verdict.cause == "stopped" for verdict in read_verdicts(attempt))
+    return EXIT_STOPPED if stopped else 0
+
+
+def _speak_for_the_dead(attempt: AttemptDirectory, error: ChildFailedError) -> None:
+    """Write a verdict for each rank that was killed and could not write its own.
+
+    Ranks that the elastic agent terminated after the first failure are no cause.
+    """
+    for rank, failure in error.failures.items():
+        if failure.exitcode == -signal.SIGTERM or attempt.verdict(rank).exists():
+            continue
+        killer = -failure.exitcode
+        name = signal.Signals(killer).name if killer > 0 else None
+        host, now = socket.gethostname(), time.time()
+        verdict = Verdict(rank, "crash", failure.exitcode, None, host, now, signal=name)
+        write_verdict(attempt, verdict)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ClusterDDPError as problem:
+        sys.stderr.write(f"clusterddp: {problem}\n")
+        sys.exit(problem.exit_code)

@@ -1,0 +1,78 @@
+"""The process that holds the ranks of an attempt: srun, our agent, or one rank."""
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from clusterddp.errors import LaunchError
+from clusterddp.processes import end_process_tree
+
+__all__ = ["RankProcess"]
+
+_POLL_S = 0.1
+
+
+class RankProcess:
+    """Starts, watches and ends one such process; it never ends anything else."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        errors: Path,
+        *,
+        in_foreground: bool = False,
+    ) -> None:
+        """Start it.
+
+        Args:
+            command: the argument list.
+            environ: its whole environment.
+            errors: the file that its own output is appended to.
+            in_foreground: leave terminal and signals to it (for a debugger).
+
+        Raises:
+            LaunchError: the program cannot be started.
+        """
+        try:
+            with errors.open("ab") as sink:
+                self._process = subprocess.Popen(
+                    list(command),
+                    env=dict(environ),
+                    stdin=None if in_foreground else subprocess.DEVNULL,
+                    stdout=None if in_foreground else sink,
+                    stderr=None if in_foreground else sink,
+                    start_new_session=not in_foreground,
+                )
+        except OSError as error:
+            message = f"{command[0]}: cannot be started ({error.strerror}); is it here?"
+            raise LaunchError(message) from error
+        self._started = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def age_s(self) -> float:
+        """For how many seconds it has been running."""
+        return time.monotonic() - self._started
+
+    def wait(self, between: Callable[[], None]) -> int:
+        """Wait for its end and give its exit code; `between` is called meanwhile."""
+        while True:
+            try:
+                return self._process.wait(timeout=_POLL_S)
+            except subprocess.TimeoutExpired:
+                between()
+
+    def send(self, signum: int) -> None:
+        """Send it a signal, if it is still there."""
+        if self._process.poll() is None:
+            self._process.send_signal(signum)
+
+    def end(self) -> None:
+        """End it and all that it started, by pid: TERM, and KILL after 10 s."""
+        end_process_tree(self.pid)

@@ -1,0 +1,171 @@
+"""One rank from its start to its end: which run, which code, which verdict.
+
+Supervised ranks find their run directory in the environment. Ranks started by hand
+(srun, torchrun) meet first; then rank 0 picks the run, claims the attempt and tells
+the others.
+"""
+
+import importlib
+import importlib.util
+import runpy
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from clusterddp.config import Job, read_job, render_job, runs_root
+from clusterddp.config.references import parse_reference
+from clusterddp.errors import UsageError
+from clusterddp.files import write_atomic
+from clusterddp.launch.environment import ATTEMPT, RUN_DIR
+from clusterddp.runs.directory import (
+    AttemptDirectory,
+    RunDirectory,
+    claim_attempt,
+    create_run,
+    new_id,
+    point_latest,
+)
+from clusterddp.runs.holder import describe_owner
+from clusterddp.runs.snapshot import snapshot_path
+from clusterddp.runs.verdict import Failure
+from clusterddp.slurm.environment import job_address
+
+if TYPE_CHECKING:
+    from clusterddp.training import Experiment
+
+__all__ = [
+    "Seat",
+    "build_experiment",
+    "choose_run",
+    "describe_failure",
+    "run_script",
+    "seat_from_environment",
+]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The run and the attempt that a rank belongs to."""
+
+    run: RunDirectory
+    attempt: AttemptDirectory
+
+
+def seat_from_environment(environ: Mapping[str, str]) -> Seat | None:
+    """Give the seat that a supervisor assigned; None when started by hand."""
+    path, number = environ.get(RUN_DIR), environ.get(ATTEMPT)
+    if not path or not number:
+        return None
+    run = RunDirectory(Path(path))
+    return Seat(run, run.attempt(int(number)))
+
+
+def choose_run(job: Job, given: Path | None, environ: Mapping[str, str]) -> Seat:
+    """Pick, on rank 0 of ranks started by hand, the run that they belong to.
+
+    `--run DIR`, else `slurm-<job>[_<task>].<step>`, which a requeue finds again,
+    else a new one. The attempt is claimed.
+
+    Raises:
+        UsageError: the directory holds the run of another job file.
+    """
+    root = runs_root(job, None, environ)
+    path = given.absolute() if given else root / job.name / _id(environ)
+    run = RunDirectory(path)
+    text = render_job(job)
+    if not run.job_file.is_file():
+        run = create_run(run.path.parent.parent, run.path.parent.name, run.id)
+        write_atomic(run.job_file, text.encode())
+        point_latest(run)
+    elif render_job(read_job(run.job_file)) != text:
+        message = (
+            f"{run.path}: holds a run of another job file; compare {run.job_file}, or "
+            "name another directory with --run"
+        )
+        raise UsageError(message)
+    return Seat(run, claim_attempt(run, describe_owner(None, environ)))
+
+
+def _id(environ: Mapping[str, str]) -> str:
+    job, step = job_address(environ), environ.get("SLURM_STEP_ID")
+    return f"slurm-{job}.{step}" if job and step else new_id()
+
+
+def build_experiment(job: Job, run: RunDirectory) -> "Experiment":
+    """Import the function that `experiment:` names, from the snapshot, and call it.
+
+    Raises:
+        UsageError: the module has no such function.
+        ImportError: the module cannot be imported.
+    """
+    reference = parse_reference(job.experiment or "")
+    if reference.is_file:
+        path = snapshot_path(job, run, Path(reference.target))
+        module = _import_file(path)
+    else:
+        module = importlib.import_module(reference.target)
+    builder = getattr(module, reference.attribute, None)
+    if not callable(builder):
+        message = (
+            f"experiment {job.experiment}: found no function {reference.attribute} in "
+            f"{module.__file__}; define it, or name the one you mean"
+        )
+        raise UsageError(message)
+    experiment: Experiment = builder(job.params)
+    return experiment
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a .py file by its path, with its neighbours importable, as a script's."""
+    sys.path.insert(0, str(path.parent))
+    name = path.stem
+    specification = importlib.util.spec_from_file_location(name, path)
+    if specification is None or specification.loader is None:
+        message = f"{path}: cannot be imported; expected a Python file"
+        raise UsageError(message)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+def run_script(job: Job, run: RunDirectory | None) -> None:
+    """Run the user's script as main, in this process, with its arguments.
+
+    Raises:
+        SystemExit: the script's own.
+    """
+    reference = parse_reference(job.script or "")
+    if not reference.is_file:
+        sys.argv = [reference.target, *job.args]
+        runpy.run_module(reference.target, run_name="__main__", alter_sys=True)
+        return
+    path = Path(reference.target)
+    path = snapshot_path(job, run, path) if run is not None else path
+    sys.argv = [str(path), *job.args]
+    sys.path.insert(0, str(path.parent))
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Give an exception as a verdict tells it; the innermost user frame says where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not _is_library(frame.filename)]
+    where = "nowhere"
+    for frame in (users or frames)[-1:]:
+        where = f"{frame.filename}:{frame.lineno} in {frame.name}"
+    text = "".join(traceback.format_exception(error))
+    lines = str(error).strip().splitlines()
+    message = lines[0] if lines else ""
+    return Failure(type(error).__name__, message, where, text)
+
+
+def _is_library(filename: str) -> bool:
+    package = str(Path(__file__).resolve().parent.parent)
+    return "site-packages" in filename or filename.startswith(
+        (package, "<frozen", sys.base_prefix)
+    )

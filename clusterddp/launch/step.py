@@ -1,0 +1,61 @@
+"""The command that starts the ranks of one attempt; pure functions of values."""
+
+from clusterddp.config.schema import Job
+from clusterddp.runs.directory import AttemptDirectory, RunDirectory
+
+__all__ = ["local_command", "step_command"]
+
+
+def step_command(
+    job: Job, run: RunDirectory, attempt: AttemptDirectory, python: str
+) -> list[str]:
+    """Give the srun command line of an attempt inside an allocation.
+
+    From Slurm 22.05 srun does not inherit --cpus-per-task, so everything is
+    repeated (srun(1)). `slurm.srun_args` come last and therefore win.
+    """
+    return [
+        "srun",
+        *_shape(job),
+        "--input=none",
+        "--export=ALL",
+        "--kill-on-bad-exit=1",
+        "--unbuffered",
+        "--mpi=none",
+        f"--job-name={job.name}",
+        f"--output={_output(job, attempt)}",
+        *job.slurm.srun_args,
+        python,
+        *_program(job, run),
+    ]
+
+
+def local_command(job: Job, run: RunDirectory, python: str) -> list[str]:
+    """Give the command line that starts the ranks on this machine."""
+    return [python, *_program(job, run)]
+
+
+def _shape(job: Job) -> list[str]:
+    slurm = job.slurm
+    tasks = 1 if job.launcher == "pytorch" else slurm.tasks_per_node
+    cpus = slurm.cpus_per_task * slurm.tasks_per_node // tasks
+    gpus = slurm.gpus_per_node
+    return [
+        f"--nodes={slurm.nodes}",
+        f"--ntasks={slurm.nodes * tasks}",
+        f"--ntasks-per-node={tasks}",
+        f"--cpus-per-task={cpus}",
+        *([f"--gpus-per-node={gpus}"] if gpus else []),
+    ]
+
+
+def _output(job: Job, attempt: AttemptDirectory) -> str:
+    # %t is the task's number in the step; a percent sign of the path is doubled.
+    name = "agent-%4t.log" if job.launcher == "pytorch" else "rank-%4t.log"
+    return f"{str(attempt.path).replace('%', '%%')}/{name}"
+
+
+def _program(job: Job, run: RunDirectory) -> list[str]:
+    if job.launcher == "pytorch":
+        return ["-m", "clusterddp.launch.agent", str(run.path)]
+    return ["-m", "clusterddp.train", str(run.path), "--launcher", job.launcher]

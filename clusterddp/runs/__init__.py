@@ -1,0 +1,1 @@
+"""The run directory: names, the ledger, verdicts, and what follows from them."""

@@ -1,0 +1,176 @@
+"""Making a run and sending it: to Slurm through submitit, or through here.
+
+On Slurm it makes the run directory, keeps the code and hands Slurm one job; for a
+local run it is the supervisor itself. It never imports torch.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from clusterddp.config import (
+    Job,
+    Override,
+    load_job,
+    parse_override,
+    render_job,
+    runs_root,
+)
+from clusterddp.config.checks import warn_about
+from clusterddp.errors import SlurmError
+from clusterddp.files import write_atomic
+from clusterddp.runs.directory import RunDirectory, create_run, new_id, point_latest
+from clusterddp.runs.ledger import Ledger
+from clusterddp.runs.snapshot import (
+    CodePlan,
+    link_snapshot,
+    plan_snapshot,
+    store_snapshot,
+)
+from clusterddp.runs.verdict import read_summary
+from clusterddp.slurm.environment import clean_environment
+
+__all__ = ["submit"]
+
+_LOG = logging.getLogger("clusterddp")
+_FLAGS = {
+    "nodes": ("slurm", "nodes"),
+    "tasks_per_node": ("slurm", "tasks_per_node"),
+    "launcher": ("launcher",),
+    "cluster": ("cluster",),
+    "template": ("slurm", "template"),
+}
+
+
+def submit(given: argparse.Namespace) -> int:
+    """Carry out what `clusterddp.submit` was asked, and give its exit code.
+
+    Raises:
+        UsageError: the job file or an override cannot be used.
+        SlurmError: sbatch is missing or refuses.
+    """
+    job = load_job(given.job, _overrides(given))
+    root = runs_root(job, given.runs, os.environ)
+    plan = plan_snapshot(job, given.job) if job.code.snapshot else None
+    if plan is not None and plan.names:
+        code = job.code.model_copy(update={"root": str(plan.root)})
+        job = job.model_copy(update={"code": code})
+    for warning in [*warn_about(job), *(plan.notes if plan else ())]:
+        _LOG.warning("%s", warning)
+    if given.dry_run:
+        return _show(job, RunDirectory(root / job.name / new_id()))
+    if job.where == "slurm":
+        _refuse_without_sbatch()
+    run = _make_run(job, root, plan)
+    if job.where == "local":
+        return _run_here(run, as_json=given.json)
+    return _send(job, run, given)
+
+
+def _overrides(given: argparse.Namespace) -> list[Override]:
+    flags = [
+        Override(key, value, f"--{name.replace('_', '-')} {value}")
+        for name, key in _FLAGS.items()
+        if (value := getattr(given, name)) is not None
+    ]
+    return [*map(parse_override, given.overrides), *flags]
+
+
+def _refuse_without_sbatch() -> None:
+    if shutil.which("sbatch") is None:
+        message = (
+            "sbatch: not found on this machine; submit where Slurm's programs are, or "
+            "run the job here with --launcher pytorch"
+        )
+        raise SlurmError(message)
+
+
+def _show(job: Job, run: RunDirectory) -> int:
+    """Print what would be sent; nothing is made, not even a directory."""
+    if job.where == "slurm":
+        from clusterddp.launch.submission import render_script
+
+        sys.stdout.write(render_script(job, run, sys.executable))
+    sys.stdout.write(f"\n# {run.job_file}\n{render_job(job)}")
+    return 0
+
+
+def _make_run(job: Job, root: Path, plan: CodePlan | None) -> RunDirectory:
+    digest = store_snapshot(plan, root) if plan and plan.names else None
+    run = create_run(root, job.name, new_id())
+    if digest is not None:
+        link_snapshot(run, digest)
+    write_atomic(run.job_file, render_job(job).encode())
+    return run
+
+
+def _ledger(run: RunDirectory) -> Ledger:
+    return Ledger(run, f"login-{os.uname().nodename}-{os.getpid()}")
+
+
+def _send(job: Job, run: RunDirectory, given: argparse.Namespace) -> int:
+    from clusterddp.launch.submission import send, written_options
+    from clusterddp.supervise import in_job
+
+    clean = clean_environment(os.environ, written_options(job))
+    if clean.dropped:
+        _LOG.info("kept out of the job: %s", ", ".join(clean.dropped))
+    try:
+        job_id = send(job, run, clean.variables, in_job)
+    except SlurmError:
+        # Refused whole: nothing of the run has begun, so nothing stays behind.
+        shutil.rmtree(run.path)
+        raise
+    _ledger(run).add("submitted", job=job_id, cluster="slurm")
+    point_latest(run)
+    _print(run, job_id, as_json=given.json)
+    if not given.wait:
+        return 0
+    from clusterddp.wait import wait_for
+
+    return wait_for(run, job_id)
+
+
+def _run_here(run: RunDirectory, *, as_json: bool) -> int:
+    from clusterddp.runs.view import live_view
+    from clusterddp.supervise import supervise
+
+    _ledger(run).add("submitted", job=None, cluster="local")
+    point_latest(run)
+    _print(run, None, as_json=as_json)
+    with live_view(run):
+        code = supervise(run.path)
+    _say_where_to_look(run, code)
+    return code
+
+
+def _print(run: RunDirectory, job_id: str | None, *, as_json: bool) -> None:
+    if as_json:
+        line = json.dumps({"job_id": job_id, "run_dir": str(run.path)})
+    else:
+        line = str(run.path) if job_id is None else f"{job_id}\t{run.path}"
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _say_where_to_look(run: RunDirectory, code: int) -> None:
+    _LOG.info("%s", _say_how_it_ended(run, code))
+    _LOG.info("checkpoints  %s", run.checkpoints)
+    _LOG.info("metrics      %s", run.metrics)
+    _LOG.info("curves       tensorboard --logdir %s", run.tensorboard)
+    if code != 0:
+        _LOG.info("go on with   python -m clusterddp.supervise %s", run.path)
+
+
+def _say_how_it_ended(run: RunDirectory, code: int) -> str:
+    attempts = run.list_attempts()
+    summary = read_summary(attempts[-1]) if attempts else None
+    if summary is None:
+        return f"ended with code {code}"
+    word = "finished" if code == 0 else "stopped"
+    values = (f"{name} {value:.4g}" for name, value in summary.metrics.items())
+    return " · ".join([f"{word} at step {summary.step}/{summary.total_steps}", *values])

@@ -1,0 +1,53 @@
+"""`clusterddp.submit JOB.yaml`: from a job file to a run that goes on by itself.
+
+Only the command line is here; `clusterddp.sending`, with all that it loads, comes in
+when the words are understood.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from clusterddp.terminal import run_verb, talk_to_stderr
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the verb and give its exit code."""
+    given = _parser().parse_intermixed_args(arguments)
+    talk_to_stderr()
+    return run_verb(lambda: _submit(given))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="clusterddp submit",
+        description="Submit the training run that a job file describes.",
+        epilog="prints JOB_ID <tab> RUN_DIR (a local run: RUN_DIR, and its exit code "
+        "is the run's); exit codes: 0 done, 2 job file or usage, 4 Slurm, 75 stopped",
+    )
+    add = parser.add_argument
+    add("job", metavar="JOB.yaml", type=Path, help="the job file")
+    add("overrides", metavar="key=value", nargs="*", help="e.g. train.epochs=3")
+    add("--nodes", type=int, metavar="N", help="slurm.nodes")
+    add("--tasks-per-node", type=int, metavar="N", help="ranks on each node")
+    add("--launcher", choices=["slurm", "pytorch", "none"], help="starts the ranks")
+    add("--cluster", choices=["slurm", "local"], help="follows from the launcher")
+    add("--template", metavar="NAME", help="a preset of the slurm: section")
+    add("--runs", metavar="DIR", help="where runs lie ($CLUSTERDDP_RUNS, runs:)")
+    add("--dry-run", action="store_true", help="print script and job, touch nothing")
+    add("--wait", action="store_true", help="stay to the end, exit with its code")
+    add("--json", action="store_true", help="print one JSON object instead")
+    return parser
+
+
+def _submit(given: argparse.Namespace) -> int:
+    from clusterddp.sending import submit
+
+    return submit(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,318 @@
+"""`clusterddp.train`: what one rank does, whatever started it.
+
+Supervised, `train RUN_DIR`; by hand, `train JOB.yaml` under srun or torchrun. Every
+rank executes this same program; before it leaves it says how it ended, unless all
+went well.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from clusterddp.config import Job, load_job, parse_override, read_job
+from clusterddp.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    ClusterDDPError,
+    UsageError,
+    WorldError,
+)
+from clusterddp.launch.environment import AGENT, LAUNCHER
+from clusterddp.launch.lifeline import end_with_parent
+from clusterddp.launch.rank import (
+    Seat,
+    build_experiment,
+    choose_run,
+    describe_failure,
+    run_script,
+    seat_from_environment,
+)
+from clusterddp.runs.blame import is_echo
+from clusterddp.runs.directory import AttemptDirectory, RunDirectory
+from clusterddp.runs.verdict import (
+    Summary,
+    Verdict,
+    write_summary,
+    write_verdict,
+)
+from clusterddp.terminal import talk_to_stderr
+
+if TYPE_CHECKING:
+    from clusterddp.dist import World
+    from clusterddp.training import Outcome, StopSignal, Trainer
+
+__all__ = ["main"]
+
+_LOG = logging.getLogger("clusterddp")
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_PARTING = timedelta(seconds=20)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the verb and give its exit code."""
+    given = _parser().parse_intermixed_args(arguments)
+    seat = seat_from_environment(os.environ)
+    _settle_in(seat)
+    talk_to_stderr()
+    return _Rank(given, seat).live()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="clusterddp train",
+        description="Be one rank of a run; start it with srun or torchrun.",
+        epilog="exit codes: 0 finished, 75 stopped with its state saved, 1 crashed",
+    )
+    add = parser.add_argument
+    add("target", metavar="JOB.yaml|RUN_DIR", type=Path, help="what to train")
+    add("overrides", metavar="key=value", nargs="*", help="e.g. train.epochs=3")
+    add("--launcher", choices=["slurm", "pytorch", "none"], help="what started me")
+    add("--run", type=Path, metavar="DIR", help="the run directory to use or make")
+    return parser
+
+
+def _settle_in(seat: Seat | None) -> None:
+    """Under our agent: write to the rank's own log, and go when the agent goes."""
+    agent, rank = os.environ.get(AGENT), os.environ.get("RANK")
+    if seat is None or agent is None or rank is None:
+        return
+    end_with_parent(int(agent))
+    log = os.open(
+        seat.attempt.rank_log(int(rank)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    os.close(log)
+
+
+class _Rank:
+    """A rank's life; remembers what a verdict needs to know."""
+
+    def __init__(self, given: argparse.Namespace, seat: Seat | None) -> None:
+        self._given = given
+        self._seat = seat
+        self._rank = _rank_hint()
+        self._trainer: Trainer | None = None
+        self._early: list[int] = []
+
+    def live(self) -> int:
+        """Do the work; a failure becomes a verdict and ends the process at once.
+
+        After a failure nothing collective can be done, and threads of torch may
+        hang: so no clean-up, os._exit (a group that lost a member cannot be
+        dissolved in order: destroy_process_group was seen to hang for hours).
+        """
+        for signum in _STOP_SIGNALS:
+            signal.signal(signum, self._note_early)
+        try:
+            code = self._work()
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+        except SystemExit as leaving:
+            code = _exit_code(leaving)
+            if code not in (0, EXIT_STOPPED):
+                self._fail(leaving, code)
+        except Exception as error:  # noqa: BLE001 - the boundary of a rank
+            code = error.exit_code if isinstance(error, ClusterDDPError) else EXIT_BUG
+            self._fail(error, code)
+        return self._leave(code)
+
+    def _work(self) -> int:
+        job = self._load_job()
+        threads = str(job.threads)
+        os.environ["OMP_NUM_THREADS"] = threads  # before torch is imported
+        os.environ.setdefault(LAUNCHER, self._given.launcher or job.launcher)
+        if job.script is not None:
+            run_script(job, self._seat.run if self._seat else None)
+            return self._finish_script()
+        return self._train(job)
+
+    def _load_job(self) -> Job:
+        target: Path = self._given.target
+        if self._seat is not None:
+            return read_job(self._seat.run.job_file)
+        if target.is_dir():
+            self._given.run = self._given.run or target
+            return read_job(RunDirectory(target).job_file)
+        overrides = [parse_override(text) for text in self._given.overrides]
+        job = load_job(target, overrides)
+        launcher = self._given.launcher
+        return job.model_copy(update={"launcher": launcher}) if launcher else job
+
+    def _train(self, job: Job) -> int:
+        import torch
+
+        from clusterddp.dist import init_dist, shutdown
+        from clusterddp.training import StopSignal, Trainer
+        from clusterddp.training.randomness import seed_all
+
+        torch.set_num_threads(job.threads)
+        with StopSignal() as stop:
+            world = init_dist(
+                self._given.launcher,
+                job.dist_params.backend,
+                timedelta(seconds=job.dist_params.timeout),
+                rendezvous_timeout=timedelta(
+                    seconds=job.dist_params.rendezvous_timeout
+                ),
+            )
+            self._rank = world.rank
+            seat = self._find_seat(job, world)
+            seed_all(job.train.seed)
+            experiment = build_experiment(job, seat.run)
+            self._trainer = Trainer(
+                experiment,
+                job,
+                world,
+                run=seat.run,
+                attempt=seat.attempt.number,
+                stop=stop,
+            )
+            self._pass_on_early(stop)
+            outcome = self._trainer.fit()
+            _part(outcome, seat.attempt, world)
+            signum = stop.received
+        shutdown()
+        return 0 if outcome.finished else self._say_stopped(seat, outcome.step, signum)
+
+    def _find_seat(self, job: Job, world: "World") -> Seat:
+        """Give the seat that the supervisor assigned, or agree on one by hand."""
+        if self._seat is not None:
+            return self._seat
+        from clusterddp.dist import broadcast_json
+
+        told: dict[str, str] | None = None
+        if world.rank == 0:
+            told = _choose(job, self._given.run)
+        told = broadcast_json(told)
+        if "error" in told:
+            raise UsageError(told["error"])
+        run = RunDirectory(Path(told["run"]))
+        self._seat = Seat(run, run.attempt(int(told["attempt"])))
+        if world.rank == 0:
+            _LOG.info("run %s, attempt %s", told["run"], told["attempt"])
+        return self._seat
+
+    def _pass_on_early(self, stop: "StopSignal") -> None:
+        """A signal that came before the ranks could talk stops them all the same."""
+        if self._early:
+            stop.request()
+
+    def _note_early(self, signum: int, _frame: FrameType | None) -> None:
+        self._early.append(signum)
+
+    def _say_stopped(self, seat: Seat, step: int, signum: int | None) -> int:
+        name = signal.Signals(signum).name if signum is not None else None
+        verdict = self._verdict("stopped", EXIT_STOPPED, step=step, signum=name)
+        write_verdict(seat.attempt, verdict)
+        return EXIT_STOPPED
+
+    def _finish_script(self) -> int:
+        if self._seat is not None and self._rank == 0:
+            write_summary(self._seat.attempt, Summary("completed", 0, 0))
+        return 0
+
+    def _fail(self, error: BaseException, code: int) -> None:
+        """Leave a verdict and end this process at once."""
+        failure = describe_failure(error)
+        step = self._trainer.step if self._trainer else None
+        is_wrong = self._trainer is None and isinstance(error, _WRONG_JOB)
+        cause = "wrong job" if is_wrong else "crash"
+        if isinstance(error, ClusterDDPError):
+            _LOG.error("rank %d: %s", self._rank, error)
+        elif is_echo(failure.message):
+            _LOG.error("rank %d lost another rank: %s", self._rank, failure.message)
+        else:
+            sys.stderr.write(failure.traceback)
+        if self._seat is not None:
+            verdict = self._verdict(cause, code, step=step)
+            write_verdict(self._seat.attempt, replace(verdict, failure=failure))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _verdict(
+        self, cause: str, code: int, *, step: int | None, signum: str | None = None
+    ) -> Verdict:
+        host, now = socket.gethostname(), time.time()
+        return Verdict(self._rank, cause, code, step, host, now, signal=signum)
+
+    def _leave(self, code: int) -> int:
+        """Give the exit code; under our agent a common stop is no failure.
+
+        The elastic agent would terminate the others, and kill them after 30 s, when
+        the first rank leaves with another code than 0.
+        """
+        is_agents = AGENT in os.environ and self._seat is not None
+        return 0 if is_agents and code == EXIT_STOPPED else code
+
+
+def _part(outcome: "Outcome", attempt: AttemptDirectory, world: "World") -> None:
+    """Let nobody leave before rank 0's summary is on the disk.
+
+    With srun's --kill-on-bad-exit the first rank that leaves with 75 gets the
+    others terminated (measured).
+    """
+    from clusterddp.dist import default_store
+
+    store = default_store()
+    if world.rank > 0:
+        with contextlib.suppress(RuntimeError):  # rank 0 is gone: nothing to wait for
+            store.wait(["summary"], _PARTING)
+        return
+    cause = "completed" if outcome.finished else "stopped"
+    summary = Summary(cause, outcome.step, outcome.total_steps, outcome.metrics)
+    write_summary(attempt, summary)
+    store.set("summary", "written")
+
+
+def _choose(job: Job, given: Path | None) -> dict[str, str]:
+    try:
+        seat = choose_run(job, given, os.environ)
+    except ClusterDDPError as error:
+        return {"error": str(error)}
+    return {"run": str(seat.run.path), "attempt": str(seat.attempt.number)}
+
+
+def _rank_hint() -> int:
+    """Which rank this probably is, for a verdict before init_dist has said it."""
+    for name in ("RANK", "SLURM_PROCID"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    """Give the code that a SystemExit means (see sys.exit)."""
+    if leaving.code is None:
+        return 0
+    return leaving.code if isinstance(leaving.code, int) else EXIT_BUG
+
+
+# What a build() that cannot work raises, today and at every further try.
+_WRONG_JOB = (
+    UsageError,
+    WorldError,
+    ImportError,
+    SyntaxError,
+    NameError,
+    AttributeError,
+    TypeError,
+    KeyError,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
