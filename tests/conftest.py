@@ -1,0 +1,53 @@
+"""Fixtures for all tests: the real cluster, and the count of what ran on it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, ClusterParameters, can_run, start, stop
+
+# A slot of its own: a cluster that somebody plays with (slot 0) is not disturbed.
+_SLOT = 2
+_MARKED: set[str] = set()
+
+
+@pytest.fixture(scope="session")
+def _cluster() -> Iterator[Cluster]:
+    """One cluster for the whole session; it takes seconds to start."""
+    yield start(ClusterParameters(slot=_SLOT))
+    stop(_SLOT)
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Cluster:
+    """The cluster with all nodes idle and no job left by the test before."""
+    _cluster.reset()
+    return _cluster
+
+
+@pytest.fixture
+def home(cluster: Cluster) -> Path:
+    """A directory that all nodes see and the unprivileged user may write."""
+    return cluster.make_dir()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a cluster where there can be none; in CI that is a failure."""
+    reason = can_run(ClusterParameters(slot=_SLOT))
+    marked = [item for item in items if item.get_closest_marker("cluster")]
+    _MARKED.update(item.nodeid for item in marked)
+    if reason is None or not marked:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.exit(f"CI must run the tests on the real cluster: {reason}", 1)
+    for item in marked:
+        item.add_marker(pytest.mark.skip(reason=f"needs a real Slurm: {reason}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests ran on the real cluster."""
+    passed = terminalreporter.stats.get("passed", [])
+    count = sum(report.nodeid in _MARKED for report in passed)
+    terminalreporter.write_line(f"{count} tests passed on the real Slurm cluster")

@@ -1,0 +1,88 @@
+"""Promises about the tree itself, so that nobody has to remember them."""
+
+import subprocess
+import sys
+
+import pytest
+
+import clusterddp
+from clusterddp.cli import VERBS
+from tests.runs import ROOT, clean_environ
+
+LOGIN = [
+    "clusterddp",
+    "clusterddp.cli",
+    "clusterddp.submit",
+    "clusterddp.wait",
+    "clusterddp.supervise",
+    "clusterddp.launch.submission",
+    "clusterddp.runs.view",
+]
+
+
+@pytest.mark.parametrize("module", LOGIN)
+def test_login_layer_leaves_torch_alone(module: str) -> None:
+    """Importing what the login node runs does not load torch."""
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=clean_environ())
+
+
+def test_rank_layer_leaves_submitit_alone() -> None:
+    """A rank does not load submitit."""
+    code = "import sys, clusterddp.train, clusterddp.training as t; t.Trainer; sys.exit"
+    code += "('submitit' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=clean_environ())
+
+
+def test_public_names_are_exact() -> None:
+    """Every name in __all__ is there, and no public name is missing from it."""
+    for name in clusterddp.__all__:
+        assert getattr(clusterddp, name) is not None
+    assert sorted(clusterddp.__all__) == clusterddp.__dir__()
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = clusterddp.nothing
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_answers_and_is_in_the_readme(verb: str) -> None:
+    """`-h` works for each verb; the README names it."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"clusterddp.{verb}", "-h"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+    )
+    assert done.stdout.startswith(f"usage: clusterddp {verb}")
+    assert "exit codes" in done.stdout
+    assert f"clusterddp.{verb}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ([], 0, "usage: clusterddp VERB"),
+        (["-h"], 0, "submit"),
+        (["submti"], 2, "submti: no such verb; expected one of submit"),
+    ],
+)
+def test_command(words: list[str], code: int, text: str) -> None:
+    """The one command above the verbs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterddp", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+    )
+    assert done.returncode == code
+    assert text in done.stdout + done.stderr
+
+
+def test_sizes() -> None:
+    """README at most 150 lines, CONTRIBUTING at most 60, decisions at most 40."""
+    limits = {"README.md": 150, "CONTRIBUTING.md": 60}
+    pages = dict.fromkeys((ROOT / "docs" / "decisions").glob("*.md"), 40)
+    limits.update({str(page.relative_to(ROOT)): size for page, size in pages.items()})
+    for name, size in limits.items():
+        assert len((ROOT / name).read_text().splitlines()) <= size, name
