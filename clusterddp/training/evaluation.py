@@ -1,0 +1,178 @@
+"""Evaluation: every sample once, on all ranks, weighted by sample counts."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, count
+
+import torch
+from torch import Tensor, nn
+
+from clusterddp.dist import World, reduce_sums
+from clusterddp.errors import UsageError
+from clusterddp.training.data import BatchSource, SampleKey, SeededBatches, move
+from clusterddp.training.experiment import Experiment
+from clusterddp.training.learner import call_loss, evaluating
+from clusterddp.training.randomness import mix, preserved
+from clusterddp.training.sampler import share
+
+__all__ = ["Evaluator", "WeightedSums"]
+
+_EVALUATION = 0x6576616C  # "eval": keeps this stream apart from the others
+
+
+class WeightedSums:
+    """Sums of per-batch means times sample counts, in float64 on the device.
+
+    The sum of such sums over batches and ranks, over the sum of counts, is the
+    mean over samples; a mean of means is not.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.count = 0
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, values: Mapping[str, Tensor], count: int) -> None:
+        """Take in the means over `count` samples; 0 makes the names known only."""
+        self.count += count
+        for name, value in values.items():
+            if name not in self.sums:
+                zero = torch.zeros((), dtype=torch.float64, device=self._device)
+                self.sums[name] = zero
+            if count:
+                # Not value * 0 for a filler: that of a NaN is a NaN.
+                self.sums[name] += torch.as_tensor(value).detach().double() * count
+
+    def packed(self) -> list[float]:
+        """Give [count, sums by sorted name]; on a GPU this waits for it."""
+        names = sorted(self.sums)
+        stacked = torch.stack([self.sums[name] for name in names]) if names else None
+        return [float(self.count), *([] if stacked is None else stacked.tolist())]
+
+    def mean(self) -> dict[str, float]:
+        """Give the means over all samples of all ranks; all ranks must call it."""
+        count, *sums = reduce_sums(self.packed())
+        names = sorted(self.sums)
+        return {name: total / count for name, total in zip(names, sums, strict=True)}
+
+
+class Evaluator:
+    """Evaluates the bare model on `eval_data`; equal at every number of ranks."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        world: World,
+        device: torch.device,
+        *,
+        seed: int,
+        batch_size: int,
+        workers: int,
+    ) -> None:
+        """Divide the data among the ranks.
+
+        Args:
+            experiment: gives the data and the function.
+            world: this rank among the others.
+            device: where this rank computes.
+            seed: the seed of the run.
+            batch_size: samples of all ranks together in one batch.
+            workers: loader processes of this rank.
+        """
+        self._experiment = experiment
+        self._device = device
+        self._workers = workers
+        self._source: BatchSource | None = None
+        self._batches: SeededBatches | None = None
+        self._plan: list[range] = []
+        if experiment.eval_data is not None:
+            self._batches = SeededBatches(
+                experiment.eval_data, experiment.collate, mix(seed, _EVALUATION)
+            )
+            first, last = share(len(self._batches), world.rank, world.world_size)
+            size = -(-batch_size // world.world_size)
+            starts = range(first, last, size)
+            self._plan = [range(at, min(at + size, last)) for at in starts]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to evaluate."""
+        return self._batches is not None
+
+    def run(
+        self, model: nn.Module, *, interrupted: Callable[[], bool]
+    ) -> dict[str, float] | None:
+        """Give the means over all samples; all ranks must call it.
+
+        The ranks meet only at the end, because they may have unequal numbers of
+        batches. Random streams and the modes of all modules are left as they were.
+
+        Args:
+            model: the bare model.
+            interrupted: asked after each batch; True gives up.
+
+        Returns:
+            Values by name, or None on all ranks if one of them gave up.
+        """
+        if self._batches is None:
+            return {}
+        sums = WeightedSums(self._device)
+        with preserved(self._device), evaluating(model):
+            finished = self._collect(self._batches, model, sums, interrupted)
+        if reduce_sums([0.0 if finished else 1.0])[0] > 0:
+            return None
+        return sums.mean()
+
+    def _collect(
+        self,
+        batches: SeededBatches,
+        model: nn.Module,
+        sums: WeightedSums,
+        interrupted: Callable[[], bool],
+    ) -> bool:
+        if self._source is None:
+            self._source = self._start(batches)
+        names: set[str] | None = None
+        for keys in self._keys():
+            if interrupted():
+                return False
+            batch = self._source.next(lambda due=keys: due, alone=interrupted)  # type: ignore[misc]
+            values = self._evaluate(model, move(batch, self._device))
+            names = _check_names(values, names)
+            sums.add(values, len(keys) if self._plan else 0)
+        return True
+
+    def close(self) -> None:
+        """Let the workers go."""
+        if self._source is not None:
+            self._source.close()
+
+    def _start(self, batches: SeededBatches) -> BatchSource:
+        # One source for all evaluations of the process: workers that are not forked
+        # import everything again when they start, which takes seconds. An
+        # evaluation that gives up is the last one, so the source is never astray.
+        return BatchSource(
+            batches,
+            lambda: chain.from_iterable(self._keys() for _ in count()),
+            workers=self._workers,
+            pin_memory=self._device.type == "cuda",
+        )
+
+    def _keys(self) -> Iterator[list[SampleKey]]:
+        # A rank without a sample evaluates one with weight 0: it learns the names.
+        for indices in self._plan or [range(1)]:
+            yield [SampleKey(0, index) for index in indices]
+
+    def _evaluate(self, model: nn.Module, batch: object) -> Mapping[str, Tensor]:
+        if self._experiment.evaluate is not None:
+            return self._experiment.evaluate(model, batch)
+        loss, values = call_loss(self._experiment.loss, model, batch)
+        return {"loss": loss, **values}
+
+
+def _check_names(values: Mapping[str, Tensor], names: set[str] | None) -> set[str]:
+    if names is not None and names != set(values):
+        raise UsageError(
+            f"Experiment.evaluate: gave {sorted(values)}, before {sorted(names)}; give "
+            "the same names for every batch"
+        )
+    return set(values)

@@ -1,0 +1,184 @@
+"""Metrics: sums per sample, reduced once per log point; a step stands there once."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from clusterddp.dist import World, reduce_sums
+from clusterddp.files import write_atomic
+from clusterddp.training.evaluation import WeightedSums
+
+__all__ = ["MetricLog", "cut_lines", "reduce_mean"]
+
+
+class MetricPaths(Protocol):
+    """Where the metrics of a run go; a RunDirectory is one."""
+
+    @property
+    def metrics(self) -> Path:
+        """The file of JSON lines."""
+
+    @property
+    def tensorboard(self) -> Path:
+        """The directory of event files."""
+
+
+def reduce_mean(value: float | Tensor, count: int) -> float:
+    """Give the mean over all samples of all ranks; all ranks must call it.
+
+    Args:
+        value: the mean over this rank's samples.
+        count: how many samples that were; the value of 0 samples is ignored.
+
+    Returns:
+        NaN if no rank had a sample.
+    """
+    total, samples = reduce_sums([float(value) * count if count else 0.0, count])
+    return total / samples if samples else math.nan
+
+
+class MetricLog:
+    """Sums losses on every rank; writes log points on rank 0.
+
+    Between two log points nothing is sent and no GPU is waited for. One line of
+    `metrics.jsonl` is one log point: {"step": 120, "epoch": 2, "time": ..., ...}.
+    """
+
+    def __init__(
+        self,
+        paths: MetricPaths,
+        world: World,
+        device: torch.device,
+        *,
+        resume_step: int = 0,
+    ) -> None:
+        """Open the files, on rank 0, and cut off what is to be done again.
+
+        Args:
+            paths: where the files are.
+            world: this rank among the others.
+            device: where losses are summed.
+            resume_step: the last step whose line stays.
+        """
+        self._world_size = world.world_size
+        self._rank = world.rank
+        self._device = device
+        self._sums = WeightedSums(device)
+        self._path = paths.metrics
+        self._board: SummaryWriter | None = None
+        if world.rank == 0:
+            cut_lines(paths.metrics, resume_step)
+            self._board = SummaryWriter(
+                str(paths.tensorboard),
+                purge_step=resume_step + 1 if resume_step else None,
+            )
+
+    def note(
+        self, loss: Tensor, count: int, values: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Take in the means over `count` samples of this rank; sends nothing."""
+        self._sums.add({"loss": loss, **(values or {})}, count)
+
+    def reduce(self) -> dict[str, float]:
+        """Give the means since the last call, over all ranks, and begin anew.
+
+        All ranks must call it. Empty if nothing was noted.
+        """
+        if not self._sums.sums:
+            return {}
+        values = self._sums.mean()
+        self._sums = WeightedSums(self._device)
+        return values
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Write one log point on rank 0.
+
+        Args:
+            step: finished steps; larger than at the last log point.
+            epoch: counted from 1.
+            values: numbers by name.
+        """
+        if self._board is None:
+            return
+        now = time.time()
+        line = {"step": step, "epoch": epoch, "time": round(now, 3), **values}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step, walltime=now)
+
+    def sync(self) -> None:
+        """Make all lines durable; a checkpoint must not know more than the log."""
+        if self._board is None or not self._path.exists():
+            return
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._board.flush()
+
+    def state(self) -> dict[str, object]:
+        """Give this rank's sums since the last log point, as JSON."""
+        sums = {name: float(value) for name, value in self._sums.sums.items()}
+        return {"count": self._sums.count, "sums": sums}
+
+    def load(self, states: Sequence[Mapping[str, object]]) -> None:
+        """Take over the sums of a checkpoint: of all ranks, in their order.
+
+        At another number of ranks, rank 0 takes all: the total is what counts.
+        """
+        if len(states) == self._world_size:
+            self._take(states[self._rank])
+            return
+        for state in states:
+            self._take(state, keep=self._rank == 0)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.sync()
+        if self._board is not None:
+            self._board.close()
+
+    def _take(self, state: Mapping[str, object], *, keep: bool = True) -> None:
+        sums, count = state["sums"], state["count"]
+        if not isinstance(sums, dict) or not isinstance(count, int):
+            raise TypeError(f"metric sums: {state!r} is not what state() gave")
+        self._sums.count += count if keep else 0
+        for name, value in sums.items():
+            total = torch.tensor(
+                value if keep else 0.0, dtype=torch.float64, device=self._device
+            )
+            self._sums.sums[name] = self._sums.sums.get(name, total * 0) + total
+
+
+def cut_lines(path: Path, step: int) -> None:
+    """Keep the whole lines up to a step; what comes later will be written again.
+
+    A line that a killed process left unfinished goes too.
+    """
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    kept = b"".join(
+        line for line in data.splitlines(keepends=True) if _stays(line, step)
+    )
+    if kept != data:
+        write_atomic(path, kept)
+
+
+def _stays(line: bytes, step: int) -> bool:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return False
+    known = isinstance(value, dict) and isinstance(value.get("step"), int)
+    return known and value["step"] <= step and line.endswith(b"\n")

@@ -1,0 +1,253 @@
+"""The trainer: for batch -> step -> note -> maybe log -> maybe save -> maybe stop."""
+
+import copy
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from itertools import count
+
+from clusterddp.config.schema import Job
+from clusterddp.dist import World, default_store
+from clusterddp.errors import CheckpointError
+from clusterddp.runs.directory import RunDirectory
+from clusterddp.training.checkpoints import Checkpoints, Loaded, Saved, Snapshot
+from clusterddp.training.equipment import Equipment
+from clusterddp.training.experiment import Experiment
+from clusterddp.training.progress import render_evaluation, render_step
+from clusterddp.training.randomness import read_state
+from clusterddp.training.schedule import Schedule, Standing
+from clusterddp.training.stop import StopSignal
+
+__all__ = ["Outcome", "Trainer"]
+
+_PARTING_S = 10
+_uses = count()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How `fit` ended.
+
+    Attributes:
+        step: finished steps, all saved.
+        total_steps: steps of the whole training.
+        finished: False if the ranks stopped on request.
+        metrics: the values of the last evaluation; empty without one.
+    """
+
+    step: int
+    total_steps: int
+    finished: bool
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """Trains an experiment on all ranks, from the newest checkpoint to the end.
+
+    A run that was stopped or killed and started again gives the same bits as one
+    that was not; same number of ranks, threads and hardware provided.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        job: Job,
+        world: World,
+        *,
+        run: RunDirectory,
+        attempt: int,
+        stop: StopSignal | None = None,
+    ) -> None:
+        """Look at nothing yet.
+
+        Args:
+            experiment: what is trained; equal on all ranks.
+            job: epochs, batch size, seed, intervals.
+            world: this rank among the others, as `init_dist` gave it.
+            run: where checkpoints and metrics go.
+            attempt: the number of this start of the ranks.
+            stop: notes signals since an earlier moment and to a later one; made
+                and closed by `fit` when None.
+        """
+        self._experiment = experiment
+        self._world = world
+        self._stop, self._owns_stop = stop or StopSignal(), stop is None
+        samples = len(experiment.train_data)  # type: ignore[arg-type]  # checked there
+        self._schedule = Schedule(job, samples, world)
+        self._equipment = Equipment(experiment, job, world, run, self._stop)
+        self._checkpoints = Checkpoints(
+            run, world, attempt=attempt, keep=job.checkpoint.keep
+        )
+        self._at = Standing()
+        self._saved: Standing | None = None
+        self._busy_s, self._consumed = 0.0, 0
+
+    @property
+    def step(self) -> int:
+        """The number of finished steps, for whoever has to say where it ended."""
+        return self._at.step
+
+    def fit(self) -> Outcome:
+        """Train until the end or until all ranks stop together; all must call it.
+
+        Returns:
+            The same on all ranks, and only once the state is durable; on rank 0
+            after all others are through.
+
+        Raises:
+            CheckpointError: no state could be read or, at the end, written.
+        """
+        loaded = self._checkpoints.load()
+        if loaded is not None:
+            self._take_standing(loaded)
+        if not self._schedule.is_finished(self._at):
+            with ExitStack() as stack:
+                if self._owns_stop:
+                    stack.enter_context(self._stop)
+                self._stop.connect(default_store(), self._world)
+                self._equipment.open(stack, self._schedule, self._at, loaded)
+                self._train()
+                self._stop.disconnect()
+        self._part()
+        return self._outcome()
+
+    def _train(self) -> None:
+        going = self._settle()
+        while going and not self._schedule.is_over(self._at):
+            if self._stop.agreed(self._at.step):
+                break
+            self._learn()
+            going = self._settle() and not self._save_and_stop()
+        self._leave()
+
+    def _learn(self) -> None:
+        started = time.perf_counter()
+        tools, span = self._equipment, self._schedule.sampler.span(self._at.position)
+        batch = tools.fetch(span)
+        loss, values = tools.learner.step(batch, span.count, span.total)
+        tools.metrics.note(loss, span.count, values)
+        self._at.position += span.total
+        self._at.step += 1
+        self._busy_s += time.perf_counter() - started
+        self._consumed += span.total
+        tools.progress.update(step=self._at.step, phase="train")
+
+    def _settle(self) -> bool:
+        """Evaluate and log what is due; False if a stop came during the former."""
+        if self._at.is_settled:
+            return True
+        is_edge = self._schedule.is_epoch_edge(self._at)
+        evaluated = self._evaluate() if is_edge else {}
+        if evaluated is None:
+            return False
+        if self._schedule.is_log_due(self._at):
+            self._log(evaluated)
+        self._at.noted = self._at.step
+        return True
+
+    def _evaluate(self) -> dict[str, float] | None:
+        tools = self._equipment
+        if not tools.evaluator.wanted:
+            return {}
+        tools.progress.update(phase="eval")
+        tools.learner.spread_buffers()
+        values = tools.evaluator.run(
+            tools.learner.model, interrupted=lambda: self._stop.requested
+        )
+        if values is not None:
+            self._at.metrics = values
+        return values
+
+    def _log(self, evaluated: dict[str, float]) -> None:
+        tools, step = self._equipment, self._at.step
+        values = {**tools.metrics.reduce(), "lr": tools.learner.lr}
+        if self._busy_s > 0:
+            values["samples_per_s"] = round(self._consumed / self._busy_s, 2)
+        self._busy_s, self._consumed = 0.0, 0
+        self._tell(values, evaluated)
+        values.update({f"eval/{name}": value for name, value in evaluated.items()})
+        values.update(tools.monitor.values())
+        tools.metrics.write(step, self._schedule.epoch(self._at), values)
+        if self._experiment.on_log is not None and self._world.rank == 0:
+            self._experiment.on_log(step, values)
+
+    def _tell(self, values: dict[str, float], evaluated: dict[str, float]) -> None:
+        progress, schedule = self._equipment.progress, self._schedule
+        epoch, total = schedule.epoch(self._at), schedule.total_steps(self._at)
+        shown = {k: values[k] for k in ("loss", "samples_per_s") if k in values}
+        progress.update(epoch=epoch, **shown)
+        epochs = (epoch, schedule.epochs)
+        progress.show(render_step(self._at.step, total, epochs, values))
+        if evaluated:
+            progress.say(render_evaluation(self._at.step, total, evaluated))
+
+    def _save_and_stop(self) -> bool:
+        """Save if it is due; True if rank 0 then knew of a request to stop.
+
+        All ranks wait for the write anyway: they can as well agree on the stop
+        here, and need not save once more a step later.
+        """
+        return self._schedule.is_save_due(self._at) and self._save().stop
+
+    def _save(self) -> Saved:
+        tools = self._equipment
+        tools.progress.update(phase="save")
+        tools.metrics.sync()
+        shared = {**asdict(self._at), "samples": self._schedule.sampler.size}
+        local = {
+            "random": read_state(tools.device),
+            "metrics": tools.metrics.state(),
+        }
+        saved = self._checkpoints.save(
+            Snapshot(self._at.step, tools.learner.state(), shared),
+            local,
+            stop=lambda: self._stop.requested,
+        )
+        if saved.error is None:
+            self._saved = copy.copy(self._at)
+            tools.progress.update(checkpoint=self._at.step)
+        else:
+            tools.progress.say(f"{saved.error}; going on, the older ones are intact")
+        return saved
+
+    def _leave(self) -> None:
+        """Save what is not saved yet; nobody leaves before that is durable."""
+        if self._saved == self._at:
+            return
+        saved = self._save()
+        if saved.error is not None:
+            raise CheckpointError(
+                f"{saved.error}; make room, then start again: the run goes on from "
+                "its newest checkpoint"
+            )
+
+    def _part(self) -> None:
+        """Let rank 0, which holds the store, be the last to return."""
+        store, rank, use = default_store(), self._world.rank, next(_uses)
+        keys = [f"fit/{use}/{other}" for other in range(self._world.world_size)]
+        if rank > 0:
+            store.set(keys[rank], "")
+        elif len(keys) > 1:
+            with suppress(RuntimeError):  # who has died by now has lost nothing
+                store.wait(keys[1:], timedelta(seconds=_PARTING_S))
+
+    def _outcome(self) -> Outcome:
+        return Outcome(
+            step=self._at.step,
+            total_steps=self._schedule.total_steps(self._at),
+            finished=self._schedule.is_finished(self._at),
+            metrics=self._at.metrics,
+        )
+
+    def _take_standing(self, loaded: Loaded) -> None:
+        shared = dict(loaded.shared)
+        samples, now = shared.pop("samples"), self._schedule.sampler.size
+        if samples != now:
+            raise CheckpointError(
+                f"{loaded.path}: written with {samples} training samples, now there "
+                f"are {now}, and a position means nothing in other data; give the "
+                "same data, or start a new run"
+            )
+        self._at = Standing(**shared)
+        self._saved = copy.copy(self._at)
