@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,10 +48,17 @@ def talk_to(path: Path) -> Iterator[None]:
 def run_verb(verb: Callable[[], int]) -> int:
     """Run a verb and give its exit code; a known error is a message, no traceback."""
     try:
-        return verb()
+        code = verb()
+        sys.stdout.flush()
+        return code
     except ClusterDDPError as error:
         _LOG.error("%s", error)
         return error.exit_code
     except KeyboardInterrupt:
         _LOG.warning("interrupted")
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python would complain once more when
+        # it flushes stdout at exit, so stdout leads nowhere from here on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import Done, latest, run_python, write_job
+from tests.runs import Done, latest, run_python, start, write_job
 
 
 @pytest.fixture
@@ -83,3 +83,15 @@ def test_runs_directory_and_json(tmp_path: Path) -> None:
     run = latest(tmp_path / "there")
     first = done.out.splitlines()[0]
     assert json.loads(first) == {"job_id": None, "run_dir": str(run.path)}
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    """`submit --dry-run | head -1`: no traceback."""
+    write_job(tmp_path)
+    process = start(("clusterddp.submit", "job.yaml", "--dry-run"), tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 0
+    process.stderr.close()
