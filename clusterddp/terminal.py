@@ -48,9 +48,7 @@ def talk_to(path: Path) -> Iterator[None]:
 def run_verb(verb: Callable[[], int]) -> int:
     """Run a verb and give its exit code; a known error is a message, no traceback."""
     try:
-        code = verb()
-        sys.stdout.flush()
-        return code
+        return _flushed(verb())
     except ClusterDDPError as error:
         _LOG.error("%s", error)
         return error.exit_code
@@ -62,3 +60,9 @@ def run_verb(verb: Callable[[], int]) -> int:
         # it flushes stdout at exit, so stdout leads nowhere from here on.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _flushed(code: int) -> int:
+    """Give the code back once stdout has taken everything."""
+    sys.stdout.flush()
+    return code
