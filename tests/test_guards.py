@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -86,3 +87,30 @@ def test_sizes() -> None:
     limits.update({str(page.relative_to(ROOT)): size for page, size in pages.items()})
     for name, size in limits.items():
         assert len((ROOT / name).read_text().splitlines()) <= size, name
+
+
+def test_command_line_starts_before_torch_could() -> None:
+    """`-h` and `--dry-run` take less time than importing torch; no seconds asserted.
+
+    The targets are in benchmarks/startup.py; ten times the larger one is the ceiling.
+    """
+    dry_run = ("clusterddp.submit", "jobs/exp.yaml", "--dry-run")
+    torch = time_of("-c", "import torch")
+    assert time_of("-m", "clusterddp.submit", "-h") < torch
+    assert time_of("-m", *dry_run) < min(torch, 3.5)
+
+
+def time_of(*words: str) -> float:
+    """Give the least of three times that `python ...` takes."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run(
+            [sys.executable, *words],
+            check=True,
+            capture_output=True,
+            cwd=ROOT,
+            env=clean_environ(),
+        )
+        times.append(time.perf_counter() - started)
+    return min(times)

@@ -1,6 +1,7 @@
 """Whole runs on a real Slurm, as an unprivileged user: submitted, hit, finished."""
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
@@ -225,6 +226,22 @@ def test_wait_exits_with_the_code_of_the_run(cluster: Cluster, home: Path) -> No
     done = submit(cluster, home, "--wait", "--nodes", "2")
     assert done.code == 2, done.err
     assert "a_module_that_is_not_there" in done.err
+
+
+def test_interrupted_wait_leaves_the_job_alone(cluster: Cluster, home: Path) -> None:
+    """Ctrl-C of --wait detaches, says how to cancel, and the run finishes."""
+    write_job(home, params=SLOW)
+    words = ("clusterddp.submit", "job.yaml", "--wait", "--nodes", "2")
+    process = start(cluster, home, *words)
+    wait_until((home / "runs/toy/latest").exists)
+    run = latest(home)
+    wait_until(lambda: step_of(run) >= 2)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    job_id = done.out.partition("\t")[0]
+    assert done.code == 130, done.err
+    assert f"job {job_id} goes on; cancel it with scancel {job_id}" in done.err
+    cluster.wait_job(job_id, {"COMPLETED"}, 60)
 
 
 def test_refused_submission_leaves_nothing(cluster: Cluster, home: Path) -> None:
