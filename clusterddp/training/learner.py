@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clusterddp.dist import World
+from clusterddp.dist import World, operation
 from clusterddp.errors import UsageError
 from clusterddp.training.experiment import Experiment, LossFunction
 from clusterddp.training.randomness import preserved
@@ -37,7 +37,8 @@ class Learner:
         self._wrapped: nn.Module = self.model
         if world.world_size > 1:
             ids = [device] if device.type == "cuda" else None
-            self._wrapped = DistributedDataParallel(self.model, device_ids=ids)
+            with operation("comparison of the ranks' models"):
+                self._wrapped = DistributedDataParallel(self.model, device_ids=ids)
         self.optimizer = experiment.optimizer(self.model.parameters())
         self.scheduler = (
             None
@@ -67,7 +68,8 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         loss, values = call_loss(self._loss, self._wrapped, batch)
         weight = self._world_size * count / total
-        (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        with operation("average of the gradients"):
+            (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -85,7 +87,8 @@ class Learner:
         buffers = [buffer.detach().clone() for buffer in self.model.buffers()]
         with preserved(self.device):
             loss, _ = call_loss(self._loss, self._wrapped, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with operation("average of the gradients, before the first step"):
+                loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             for buffer, kept in zip(self.model.buffers(), buffers, strict=True):
@@ -98,8 +101,9 @@ class Learner:
         running statistics differ, and so would their evaluations.
         """
         if self._world_size > 1:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, 0)
+            with operation("broadcast of the model's buffers"):
+                for buffer in self.model.buffers():
+                    dist.broadcast(buffer, 0)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Give references to all that a checkpoint must hold, by file name."""

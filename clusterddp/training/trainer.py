@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import count
 
 from clusterddp.config.schema import Job
-from clusterddp.dist import World, default_store
+from clusterddp.dist import World, default_store, note_step
 from clusterddp.errors import CheckpointError
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.training.checkpoints import Checkpoints, Loaded, Saved, Snapshot
@@ -123,6 +123,7 @@ class Trainer:
 
     def _learn(self) -> None:
         started = time.perf_counter()
+        note_step(self._at.step + 1)
         tools, span = self._equipment, self._schedule.sampler.span(self._at.position)
         batch = tools.fetch(span)
         loss, values = tools.learner.step(batch, span.count, span.total)

@@ -1,0 +1,342 @@
+"""Checkpoints: whole or not there, verified, the newest good one, by one writer."""
+
+import json
+import random
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clusterddp.dist import World, init_dist, shutdown
+from clusterddp.errors import CheckpointError
+from clusterddp.runs.directory import RunDirectory
+from clusterddp.training import Checkpoints, Loaded, Saved, Snapshot, checkpoints
+from clusterddp.training import checkpoint_files as disk
+from tests import training_ranks as ranks
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Give a world of one."""
+    yield init_dist("none")
+    shutdown()
+
+
+class Bench:
+    """Checkpoints of a run whose state at step n is the number n everywhere."""
+
+    def __init__(self, path: Path, world: World) -> None:
+        self.run = RunDirectory(path)
+        self.world = world
+        self.reports: list[str] = []
+
+    def open(self, attempt: int, keep: int = 10) -> Checkpoints:
+        """Give the checkpoints as an attempt sees them."""
+        self.run.attempt(attempt).path.mkdir(parents=True, exist_ok=True)
+        return Checkpoints(
+            self.run,
+            self.world,
+            attempt=attempt,
+            keep=keep,
+            report=self.reports.append,
+        )
+
+    def names(self) -> list[str]:
+        """Give all that lies in checkpoints/."""
+        return sorted(path.name for path in self.run.checkpoints.iterdir())
+
+    def path(self, step: int) -> Path:
+        """Give the directory of a step."""
+        return self.run.checkpoints / disk.checkpoint_name(step)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, world: World) -> Bench:
+    return Bench(tmp_path, world)
+
+
+def snapshot(step: int, size: int = 100) -> Snapshot:
+    weights = {"w": torch.full((size,), float(step))}
+    return Snapshot(step, {"model.pt": weights}, {"step": step})
+
+
+def save(target: Checkpoints, *steps: int) -> Saved:
+    results = [target.save(snapshot(step), {"rank": 0}) for step in steps]
+    return results[-1]
+
+
+def loaded_step(loaded: Loaded | None) -> int:
+    assert loaded is not None
+    assert loaded.states["model.pt"]["w"].tolist() == [loaded.step] * 100
+    return loaded.step
+
+
+def test_what_is_saved_is_loaded(bench: Bench) -> None:
+    """States, shared values and what each rank added come back."""
+    saved = bench.open(0).save(snapshot(7), {"sum": 0.1}, stop=lambda: True)
+    assert saved == Saved(error=None, stop=True)
+    loaded = bench.open(1).load()
+    assert loaded_step(loaded) == 7
+    assert loaded is not None
+    assert (loaded.world_size, loaded.shared, loaded.ranks) == (
+        1,
+        {"step": 7},
+        [{"sum": 0.1}],
+    )
+
+
+def test_no_checkpoint_is_a_fresh_start(bench: Bench) -> None:
+    """An empty run and one without the directory give None."""
+    assert bench.open(0).load() is None
+
+
+def test_the_newest_are_kept(bench: Bench) -> None:
+    """Older ones go, the newest `keep` stay."""
+    save(bench.open(0, keep=2), 1, 2, 3, 4)
+    assert bench.names() == ["step-00000003", "step-00000004"]
+
+
+def test_steps_are_compared_as_numbers(bench: Bench) -> None:
+    """A nine-digit step is newer than an eight-digit one."""
+    save(bench.open(0), 99_999_999, 100_000_000)
+    assert loaded_step(bench.open(1).load()) == 100_000_000
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def punch_hole(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:300] + bytes(200) + data[500:])
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("model.pt", flip_bit, "checksum"),
+        ("model.pt", punch_hole, "checksum"),
+        ("model.pt", truncate, "bytes, expected"),
+        ("model.pt", Path.unlink, "No such file"),
+        ("state.json", flip_bit, "checksum"),
+        ("manifest.json", Path.unlink, "no readable manifest"),
+        ("manifest.json", flip_bit, "manifest"),
+    ],
+)
+def test_a_damaged_checkpoint_is_set_aside(
+    bench: Bench, name: str, damage: Callable[[Path], None], words: str
+) -> None:
+    """The one before is used, and the report says what was wrong."""
+    save(bench.open(0), 1, 2)
+    damage(bench.path(2) / name)
+    assert loaded_step(bench.open(1).load()) == 1
+    assert bench.names() == ["step-00000001", "step-00000002.bad"]
+    (report,) = bench.reports
+    assert words in report
+    assert "set aside as step-00000002.bad" in report
+
+
+def test_every_changed_digit_of_a_manifest_is_noticed(bench: Bench) -> None:
+    """A manifest that still is JSON, but not the one that was written."""
+    save(bench.open(0), 1)
+    path = bench.path(1) / "manifest.json"
+    text = path.read_text()
+    for index, character in enumerate(text):
+        if character.isdigit():
+            digit = str((int(character) + 1) % 10)
+            path.write_text(text[:index] + digit + text[index + 1 :])
+            with pytest.raises(CheckpointError):
+                disk.verify(bench.path(1))
+
+
+def test_a_manifest_of_another_format_is_refused(bench: Bench) -> None:
+    """The message names both formats."""
+    save(bench.open(0), 1)
+    path = bench.path(1) / "manifest.json"
+    manifest = json.loads(path.read_text()) | {"format": 2}
+    manifest["crc32"] = disk._own_sum(manifest)  # noqa: SLF001
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="format 2, this version reads 1"):
+        disk.verify(bench.path(1))
+
+
+def test_a_second_bad_one_of_a_step_gets_another_name(bench: Bench) -> None:
+    """Setting aside never overwrites."""
+    for attempt in (0, 1, 2):
+        save(bench.open(attempt), 1)
+        truncate(bench.path(1) / "model.pt")
+        assert bench.open(attempt + 1).load() is None
+    assert bench.names() == [f"step-00000001.bad{x}" for x in ("", "-2", "-3")]
+
+
+def test_leftovers_of_dead_attempts_are_removed(bench: Bench) -> None:
+    """Half written and half deleted ones; not those of a later attempt."""
+    for name in ("step-00000009.tmp-0", "step-00000003.del-1", "step-00000009.tmp-5"):
+        (bench.run.checkpoints / name).mkdir(parents=True)
+    assert bench.open(2).load() is None
+    assert bench.names() == ["step-00000009.tmp-5"]
+
+
+def test_a_replaced_attempt_cannot_publish(bench: Bench) -> None:
+    """A left-over process finds the newer attempt's directory, and ends."""
+    old = bench.open(3)
+    save(old, 1)
+    bench.open(4)
+    with pytest.raises(CheckpointError, match="attempt 3 has been replaced by attempt"):
+        save(old, 2)
+    assert bench.names() == ["step-00000001"]
+
+
+def test_a_checkpoint_of_a_replaced_attempt_is_stale(bench: Bench) -> None:
+    """Published in the moment after a later attempt had resumed from before it."""
+    old = bench.open(0)
+    save(old, 1)
+    assert loaded_step(bench.open(1).load()) == 1
+    shutil.move(bench.run.attempt(1).path, bench.run.path / "hidden")
+    save(old, 5)
+    shutil.move(bench.run.path / "hidden", bench.run.attempt(1).path)
+    assert loaded_step(bench.open(2).load()) == 1
+    assert bench.names() == ["step-00000001", "step-00000005.stale"]
+    assert "published by attempt 0 after a later one" in bench.reports[0]
+
+
+def test_a_step_saved_again_replaces_the_first(bench: Bench) -> None:
+    """After a stop during an evaluation the same step is saved with it."""
+    target = bench.open(0)
+    save(target, 1)
+    target.save(Snapshot(1, {}, {"noted": 1}), {})
+    assert bench.names() == ["step-00000001"]
+    loaded = bench.open(1).load()
+    assert loaded is not None
+    assert loaded.shared == {"noted": 1}
+
+
+def test_a_full_disk_leaves_the_older_ones(bench: Bench) -> None:
+    """The save says so on all ranks, leaves nothing behind, and may be repeated."""
+    target = bench.open(0)
+    save(target, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        saved = target.save(snapshot(2, size=100_000), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert saved.error is not None
+    assert "step-00000002: not saved: File too large" in saved.error
+    assert bench.names() == ["step-00000001"]
+    assert save(target, 2).error is None
+
+
+def test_a_run_directory_that_cannot_be_read(bench: Bench) -> None:
+    """The message names the place and the system's reason."""
+    bench.run.checkpoints.write_text("a file")
+    with pytest.raises(CheckpointError, match="checkpoints: Not a directory"):
+        bench.open(0).load()
+
+
+def test_a_state_that_cannot_be_read_again_is_refused_at_once(bench: Bench) -> None:
+    """Not after the stop, when it is too late."""
+    bad = Snapshot(1, {"optimizer.pt": {"custom": Path("x")}}, {})
+    with pytest.raises(CheckpointError, match="holds something else than tensors"):
+        bench.open(0).save(bad, {})
+    assert bench.names() == []
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_reported(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on."""
+    target = bench.open(0, keep=2)
+    save(target, 1, 2)
+
+    def refuse(path: Path, _attempt: int) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(disk, "discard", refuse)
+    assert save(target, 3).error is None
+    assert "step-00000001: not deleted: Permission denied" in bench.reports[0]
+
+
+def save_for_ever(run: Path, attempt: int, directory: Path) -> None:
+    world = init_dist("none")
+    target = Checkpoints(RunDirectory(run), world, attempt=attempt, keep=2)
+    loaded = target.load()
+    ranks.mark(directory, "saving")
+    step = 0 if loaded is None else loaded.step
+    while True:
+        step += 1
+        target.save(snapshot(step, size=300_000), {})
+
+
+def test_kill_9_during_saves_leaves_a_valid_newest(tmp_path: Path) -> None:
+    """At 20 random times; nothing that is published ever fails to verify."""
+    run = RunDirectory(tmp_path)
+    source = random.Random(0)
+    half_written = 0
+    for attempt in range(20):
+        directory = run.attempt(attempt).path
+        started = ranks.start(1, directory, save_for_ever, tmp_path, attempt, directory)
+        started.wait_for("saving")
+        time.sleep(source.uniform(0, 0.1))
+        started.processes[0].kill()
+        assert started.wait() == [-9], started.output()
+        found = disk.list_checkpoints(run.checkpoints)
+        for path in found:
+            disk.verify(path)
+        half_written += any(".tmp-" in p.name for p in run.checkpoints.iterdir())
+    assert disk.list_checkpoints(run.checkpoints)
+    assert half_written > 5, "the kills did not hit the writes"
+    assert not [p for p in run.checkpoints.iterdir() if p.suffix == ".bad"]
+
+
+def load_with_blind_rank(world: World, run: Path, elsewhere: Path) -> str:
+    checkpoints._PATIENCE_S = 0.2  # noqa: SLF001
+    path = elsewhere if world.rank == 1 else run
+    try:
+        Checkpoints(RunDirectory(path), world, attempt=1).load()
+    except CheckpointError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_all_ranks_load_or_none_does(bench: Bench, tmp_path: Path) -> None:
+    """A rank that does not see the run directory is named, by every rank."""
+    save(bench.open(0), 3)
+    args = (bench.run.path, tmp_path / "elsewhere")
+    started = ranks.start(
+        3, tmp_path / "out", ranks.with_world, load_with_blind_rank, *args
+    )
+    first, *others = started.values()
+    assert "rank 1: CheckpointError" in first
+    assert "rank 2" not in first
+    assert ["rank 1: CheckpointError" in other for other in others] == [True, True]
+
+
+def save_per_rank(world: World, run: Path) -> list[Any]:
+    target = Checkpoints(RunDirectory(run), world, attempt=0)
+    saved = target.save(
+        snapshot(world.rank), {"rank": world.rank}, stop=lambda: world.rank == 0
+    )
+    loaded = target.load()
+    assert loaded is not None
+    return [saved.stop, loaded.step, loaded.ranks]
+
+
+def test_rank_0_speaks_for_all(tmp_path: Path) -> None:
+    """Its state is written, with what each rank added; its word on a stop counts."""
+    started = ranks.start(
+        3, tmp_path / "out", ranks.with_world, save_per_rank, tmp_path
+    )
+    expected = [True, 0, [{"rank": 0}, {"rank": 1}, {"rank": 2}]]
+    assert started.values() == [expected] * 3

@@ -1,0 +1,129 @@
+"""The data order: a function of (seed, epoch), whatever the number of ranks."""
+
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from clusterddp.errors import UsageError
+from clusterddp.training import GlobalSampler
+from clusterddp.training.sampler import share
+
+sizes = st.integers(1, 60)
+worlds = st.integers(1, 7)
+
+
+@given(count=st.integers(0, 100), world=worlds)
+def test_shares_are_contiguous_and_differ_by_at_most_one(
+    count: int, world: int
+) -> None:
+    """Together the shares are everything, once, the larger ones first."""
+    shares = [share(count, rank, world) for rank in range(world)]
+    assert [i for first, last in shares for i in range(first, last)] == [*range(count)]
+    lengths = [last - first for first, last in shares]
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def consumed(
+    size: int, batch: int, world: int, start: int, end: int
+) -> list[list[int]]:
+    """Give the samples of each global batch that `world` ranks consume."""
+    samplers = [GlobalSampler(size, batch, r, world, seed=5) for r in range(world)]
+    batches = []
+    for parts in zip(*(s.spans(start, end) for s in samplers), strict=True):
+        pairs = list(zip(samplers, parts, strict=True))
+        batches.append([i for s, p in pairs for i in s.indices(p)[: p.count]])
+        assert sum(p.count for p in parts) == parts[0].total == len(batches[-1])
+    return batches
+
+
+@given(size=sizes, batch=sizes, world=worlds)
+def test_every_sample_comes_once_per_epoch(size: int, batch: int, world: int) -> None:
+    """No sample is dropped, padded or repeated, in any of two epochs."""
+    batches = consumed(size, batch, world, 0, 2 * size)
+    flat = [i for one in batches for i in one]
+    assert sorted(flat[:size]) == sorted(flat[size:]) == list(range(size))
+    assert len(batches) == 2 * -(-size // batch)
+
+
+@given(size=sizes, batch=sizes, data=st.data())
+def test_global_batches_do_not_depend_on_the_number_of_ranks(
+    size: int, batch: int, data: st.DataObject
+) -> None:
+    """A run may stop at some ranks and go on at others, at any step."""
+    whole = consumed(size, batch, 1, 0, 2 * size)
+    cut = data.draw(st.integers(0, len(whole)))
+    position = sum(len(one) for one in whole[:cut])
+    first, second = data.draw(worlds), data.draw(worlds)
+    before = consumed(size, batch, first, 0, position)
+    assert before + consumed(size, batch, second, position, 2 * size) == whole
+
+
+@given(size=sizes, batch=sizes, cut=st.integers(0, 100))
+def test_batches_are_counted_without_iterating(size: int, batch: int, cut: int) -> None:
+    """count_batches agrees with the batches that come."""
+    sampler = GlobalSampler(size, batch)
+    ends = [0]
+    for span in sampler.spans(0, 3 * size):
+        ends.append(ends[-1] + span.total)
+    position = ends[min(cut, len(ends) - 1)]
+    expected = len(list(sampler.spans(position, 3 * size)))
+    assert sampler.count_batches(position, 3 * size) == expected
+
+
+def test_a_far_position_costs_nothing() -> None:
+    """Resuming finds its place by arithmetic, not by reading and discarding."""
+    sampler = GlobalSampler(1_000, 7)
+    started = time.perf_counter()
+    span = sampler.span(10**15 + 994)
+    assert time.perf_counter() - started < 0.1
+    assert (span.epoch, span.start, span.total) == (10**12, 994, 6)
+
+
+def test_a_rank_without_samples_gets_a_filler_of_weight_0() -> None:
+    """In a last batch smaller than the world, everybody still takes part."""
+    samplers = [GlobalSampler(5, 4, rank, 3) for rank in range(3)]
+    spans = [sampler.span(4) for sampler in samplers]
+    assert [span.count for span in spans] == [1, 0, 0]
+    pairs = zip(samplers, spans, strict=True)
+    assert len({tuple(s.indices(span)) for s, span in pairs}) == 1
+
+
+def test_orders_differ_between_epochs_and_seeds() -> None:
+    """The order is drawn anew each epoch, and the same again for the same seed."""
+
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = GlobalSampler(50, 50, seed=seed)
+        sampler.set_epoch(epoch)
+        return next(iter(sampler))
+
+    assert order(0, 0) == order(0, 0)
+    assert len({tuple(order(s, e)) for s in range(3) for e in range(3)}) == 9
+
+
+def test_it_is_a_batch_sampler_for_a_data_loader() -> None:
+    """In a user's own loop it goes on from a position to the end of that epoch."""
+    data = TensorDataset(torch.arange(10))
+    sampler = GlobalSampler(10, 4, seed=1)
+    loader = DataLoader(data, batch_sampler=sampler)
+    assert len(loader) == 3
+    whole = [batch.tolist() for (batch,) in loader]
+    sampler.seek(4)
+    assert len(sampler) == 2
+    assert [batch.tolist() for (batch,) in loader] == whole[1:]
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "rank"),
+    [(0, 1, 0), (1, 0, 0), (1, 1, 2), (1, 1, -1)],
+    ids=["no data", "no batch", "rank too large", "rank below 0"],
+)
+def test_impossible_numbers_are_refused(size: int, batch: int, rank: int) -> None:
+    """The message names all the numbers."""
+    message = f"size={size}, batch_size={batch}, rank={rank} of 2"
+    with pytest.raises(UsageError, match=message):
+        GlobalSampler(size, batch, rank, 2)
