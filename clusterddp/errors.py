@@ -7,6 +7,7 @@ ClusterDDPError                   1  a bug, or anything without a better class
 │   ├── WorldError                3  the environment does not say who this rank is
 │   └── RendezvousError           3  the ranks did not meet
 ├── SlurmError                    4  Slurm refused, failed or did not answer
+├── CollectiveError               1  the ranks lost one another while they worked
 ├── CheckpointError               5  no checkpoint could be written or read
 └── StoppedError                 75  stopped on request; the run can be resumed
 
@@ -22,6 +23,7 @@ __all__ = [
     "EXIT_STOPPED",
     "CheckpointError",
     "ClusterDDPError",
+    "CollectiveError",
     "JobFileError",
     "LaunchError",
     "RendezvousError",
@@ -70,6 +72,10 @@ class SlurmError(ClusterDDPError):
     """A Slurm program is missing, failed, or answered something unreadable."""
 
     exit_code = 4
+
+
+class CollectiveError(ClusterDDPError, RuntimeError):
+    """A rank did not take part in a collective; names the operation and the step."""
 
 
 class CheckpointError(ClusterDDPError):

@@ -39,6 +39,7 @@ from clusterddp.launch.rank import (
     run_script,
     seat_from_environment,
 )
+from clusterddp.launch.stacks import answer_on_request
 from clusterddp.runs.blame import is_echo
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.verdict import (
@@ -66,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seat = seat_from_environment(os.environ)
     _settle_in(seat)
     talk_to_stderr()
+    if seat is not None:
+        answer_on_request(seat.attempt, _rank_hint())
     return _Rank(given, seat).live()
 
 
@@ -167,6 +170,7 @@ class _Rank:
                 rendezvous_timeout=timedelta(
                     seconds=job.dist_params.rendezvous_timeout
                 ),
+                port_range=job.dist_params.port_range,
             )
             self._rank = world.rank
             seat = self._find_seat(job, world)

@@ -74,12 +74,21 @@ def run_ranks(
     environs: Sequence[Mapping[str, str]],
     *,
     timeout_s: float = 60,
+    first_only: bool = False,
 ) -> list[Outcome]:
-    """Run `body` in one process for each environment; give how each ended."""
+    """Run `body` in one process for each environment; give how each ended.
+
+    Args:
+        body: what each does; its value must be JSON.
+        environs: the launch variables of each.
+        timeout_s: how long to wait for all.
+        first_only: wait for the first alone, then kill the others.
+    """
     children = [_fork(body, environ) for environ in environs]
+    awaited = children[:1] if first_only else children
     deadline = time.monotonic() + timeout_s
     try:
-        return [_outcome(pipe, deadline) for _, pipe in children]
+        return [_outcome(pipe, deadline) for _, pipe in awaited]
     finally:
         for pid, pipe in children:
             with contextlib.suppress(ProcessLookupError):

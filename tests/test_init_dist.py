@@ -2,11 +2,8 @@
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,32 +15,24 @@ from torch.distributed import HashStore
 
 import clusterddp.dist
 from clusterddp.dist import (
-    World,
     clone_store,
     default_store,
     device,
-    devices,
+    free_port,
     init_dist,
+    new_group,
     shutdown,
 )
 from clusterddp.dist.address import is_hostname_loopback
-from clusterddp.dist.devices import choose_device, choose_index
 from clusterddp.dist.init import ArgumentError
 from clusterddp.dist.session import current_session, reconnect
 from clusterddp.errors import LaunchError, RendezvousError, UsageError, WorldError
 from tests.forked import run_ranks, step_environ, torchrun_environ
 
-WORLD = World(0, 2, 0, 2, 0, 1, "slurm")
 EXPORTED = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
     *("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def train() -> dict[str, object]:
@@ -127,39 +116,38 @@ def test_stale_torchrun_variables_do_no_harm() -> None:
 
 
 def test_fixed_address_is_honoured_under_srun() -> None:
-    port = str(free_port())
-    fixed = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    seen = seen_by([step_environ(rank, [2], **fixed) for rank in range(2)])
+    with free_port() as held:
+        port = str(held)
+        fixed = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        seen = seen_by([step_environ(rank, [2], **fixed) for rank in range(2)])
     assert {rank["MASTER_PORT"] for rank in seen} == {port}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_pytorch_launcher_leaves_the_environment_alone(ranks: int) -> None:
-    port = free_port()
-    seen = seen_by([torchrun_environ(rank, ranks, port) for rank in range(ranks)])
+    with free_port() as held:
+        port = held.number
+        seen = seen_by([torchrun_environ(rank, ranks, port) for rank in range(ranks)])
     assert {rank["sum"] for rank in seen} == {ranks * (ranks + 1) / 2}
     assert {rank["launcher"] for rank in seen} == {"pytorch"}
     assert {rank["MASTER_PORT"] for rank in seen} == {str(port)}
     assert {rank["NODE_RANK"] for rank in seen} == {None}
 
 
-def test_real_torchrun(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from clusterddp.dist import init_dist, reduce_sums, shutdown\n"
-        "world = init_dist()\n"
-        "sums = reduce_sums([world.rank + 1])\n"
-        "assert world.launcher == 'pytorch' and sums == [3.0], (world, sums)\n"
-        "shutdown()\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=2", str(script)]
-    root = Path(__file__).parents[1]
-    environ = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_second_meeting_under_the_pytorch_launcher(ranks: int) -> None:
+    """The same variables, the same port: rank 0 has left it by then."""
+
+    def body() -> object:
+        return [train()["sum"], train()["sum"]]
+
+    with free_port() as port:
+        environs = [torchrun_environ(r, ranks, port.number) for r in range(ranks)]
+        outcomes = run_ranks(body, environs)
+    assert [outcome.error for outcome in outcomes] == [""] * ranks
+    assert [outcome.value for outcome in outcomes] == [
+        [sum(range(ranks + 1))] * 2
+    ] * ranks
 
 
 def test_alone_without_any_launcher() -> None:
@@ -232,7 +220,8 @@ def test_rank_zero_that_dies_is_told_to_the_others(tmp_path: Path) -> None:
 
 
 def test_missing_peer_under_torchrun_is_told() -> None:
-    (outcome,) = run_ranks(short, [torchrun_environ(0, 2, free_port())])
+    with free_port() as port:
+        (outcome,) = run_ranks(short, [torchrun_environ(0, 2, port.number)])
     assert "env:// at 127.0.0.1:" in outcome.error
     assert "failed on rank 0 of 2" in outcome.error
 
@@ -260,20 +249,31 @@ def test_rank_zero_leaves_last() -> None:
     assert 0.3 < outcomes[0].value < 9  # type: ignore[operator]
 
 
-def test_timeout_holds_for_store_and_group() -> None:
+@pytest.mark.parametrize("timeout", [timedelta(seconds=17), 17, "17s"], ids=repr)
+def test_timeout_holds_for_store_group_and_subgroups(timeout: object) -> None:
+    """Also of ours; torch's own new_group starts from 30 minutes again."""
+
+    def limit(group: object) -> float:
+        backend = group._get_backend(torch.device("cpu"))  # type: ignore[attr-defined]  # noqa: SLF001
+        seconds: float = backend.options._timeout.total_seconds()  # noqa: SLF001
+        return seconds
+
     def body() -> object:
-        init_dist(timeout=timedelta(seconds=17))
-        group = dist.distributed_c10d._get_default_group()  # noqa: SLF001
-        backend = group._get_backend(torch.device("cpu"))  # noqa: SLF001
+        init_dist(timeout=timeout)  # type: ignore[arg-type]
         seconds = [
             default_store().timeout.total_seconds(),  # type: ignore[attr-defined]
-            backend.options._timeout.total_seconds(),  # noqa: SLF001
+            limit(dist.distributed_c10d._get_default_group()),  # noqa: SLF001
+            limit(new_group()),
+            limit(new_group([0, 1])),
+            limit(new_group(timeout="3m")),
+            limit(dist.new_group()),
         ]
         shutdown()
         return seconds
 
     outcomes = run_ranks(body, [step_environ(rank, [2]) for rank in range(2)])
-    assert [outcome.value for outcome in outcomes] == [[17.0, 17.0]] * 2
+    expected = [17.0, 17.0, 17.0, 17.0, 180.0, 1800.0]
+    assert [outcome.value for outcome in outcomes] == [expected] * 2
 
 
 def test_clone_waits_without_blocking_the_store() -> None:
@@ -311,18 +311,14 @@ def test_world_of_one_clones_to_the_same_store() -> None:
 
 
 @pytest.mark.parametrize("name", ["timeout", "rendezvous_timeout"])
-@pytest.mark.parametrize("value", [30, 1.5, "1h", None], ids=repr)
-def test_timeout_of_another_type_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ArgumentError, match=r"write .*=timedelta\(seconds=") as caught:
+@pytest.mark.parametrize("value", ["30", None, 0, True], ids=repr)
+def test_timeout_that_is_none_is_refused_before_anything(
+    name: str, value: object
+) -> None:
+    with pytest.raises(ArgumentError, match=f"{name}=") as caught:
         init_dist("none", **{name: value})  # type: ignore[arg-type]
     assert isinstance(caught.value, UsageError | TypeError)
     assert not dist.is_initialized()
-
-
-@pytest.mark.parametrize("seconds", [0, -1, 0.0001])
-def test_timeout_that_torch_takes_for_none_is_refused(seconds: float) -> None:
-    with pytest.raises(ArgumentError, match="expected a millisecond or more"):
-        init_dist("none", timeout=timedelta(seconds=seconds))
 
 
 def test_what_the_launcher_decides_is_refused_as_an_argument() -> None:
@@ -379,67 +375,6 @@ def test_public_names_are_exact() -> None:
     assert sorted(clusterddp.dist._HOMES) == clusterddp.dist.__all__  # noqa: SLF001
     with pytest.raises(AttributeError, match="no attribute 'no_such'"):
         _ = clusterddp.dist.no_such
-
-
-# Devices: visible, on the node, local rank -> index (every row of facts measured)
-
-
-@pytest.mark.parametrize(
-    ("visible", "on_node", "local_rank", "index"),
-    [
-        (2, 2, 0, 0),
-        (2, 2, 1, 1),
-        (1, 2, 0, 0),
-        (1, 2, 1, 0),
-        (2, 4, 1, 0),
-        (1, 1, 0, 0),
-        (8, 8, 7, 7),
-    ],
-)
-def test_device_index(visible: int, on_node: int, local_rank: int, index: int) -> None:
-    assert choose_index(visible, on_node, local_rank) == index
-
-
-@pytest.mark.parametrize(
-    ("visible", "local_rank", "message"),
-    [(0, 0, "found no visible GPU"), (2, 2, "local rank 2 needs 3 GPUs, but 2 are")],
-)
-def test_rank_without_a_gpu_is_refused(
-    visible: int, local_rank: int, message: str
-) -> None:
-    with pytest.raises(LaunchError, match=message):
-        choose_index(visible, visible, local_rank)
-
-
-@pytest.mark.parametrize(
-    ("backend", "visible", "environ", "launcher", "expected"),
-    [
-        ("gloo", 2, {}, "slurm", "cpu"),
-        ("mpi", 2, {}, "slurm", "cpu"),
-        ("nccl", 2, {"SLURM_GPUS_ON_NODE": "2"}, "slurm", "cuda:1"),
-        ("nccl", 1, {"SLURM_GPUS_ON_NODE": "2"}, "slurm", "cuda:0"),
-        ("nccl", 2, {"SLURM_GPUS_ON_NODE": "4"}, "pytorch", "cuda:1"),
-        ("nccl", 2, {"SLURM_GPUS_ON_NODE": "gpu:4"}, "slurm", "cuda:1"),
-        ("cpu:gloo,cuda:nccl", 2, {}, "slurm", "cuda:1"),
-        ("other", 0, {}, "slurm", "cpu"),
-    ],
-)
-def test_device_of_a_backend(
-    backend: str,
-    visible: int,
-    environ: Mapping[str, str],
-    launcher: str,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(devices, "_visible", lambda: visible)
-    world = replace(WORLD, local_rank=1, launcher=launcher)
-    assert str(choose_device(backend, world, environ)) == expected
-
-
-def test_nccl_without_a_gpu_is_refused() -> None:
-    with pytest.raises(LaunchError, match="found no visible GPU"):
-        choose_device("nccl", WORLD, {})
 
 
 def test_errors_are_launch_errors_of_exit_code_three() -> None:

@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from clusterddp.dist import address, arrival, rendezvous
+from clusterddp.dist import address, arrival, client
 from clusterddp.dist.address import (
     address_candidates,
     check_interface_names,
     interface_of,
     listen,
+    listen_within,
     source_address,
 )
 from clusterddp.dist.arrival import Arrival, node_tasks, roll_call
@@ -35,6 +36,7 @@ from clusterddp.dist.channel import (
     unpublish_address,
     wait_for_address,
 )
+from clusterddp.dist.port import free_port
 from clusterddp.dist.rendezvous import meet, meet_store, meeting_place
 from clusterddp.dist.world import world_from_environment
 from clusterddp.errors import RendezvousError
@@ -205,9 +207,12 @@ def test_local_directory_of_somebody_else_is_refused(
         channel_directory({}, 1)
 
 
-def test_unknown_channel_on_several_nodes_is_refused() -> None:
-    with pytest.raises(RendezvousError, match="CLUSTERDDP_RUN_DIR, .* are not set"):
-        channel_directory({}, 2)
+def test_unknown_submit_directory_is_where_srun_was_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Slurm starts every task in the directory of srun, so the ranks agree on it."""
+    monkeypatch.chdir(tmp_path)
+    assert channel_directory({}, 2) == tmp_path / ".clusterddp" / "rdzv"
 
 
 def test_channel_works_without_torch() -> None:
@@ -417,7 +422,7 @@ def test_stale_record_is_seen_through(
     silent_port: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_ANSWER", timedelta(seconds=0.5))
+    monkeypatch.setattr(client, "_ANSWER", timedelta(seconds=0.5))
     foreign = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     if kind == "another cookie":
         foreign.set("clusterddp/cookie", "other")
@@ -431,13 +436,13 @@ def test_stale_record_is_seen_through(
     place = meeting_place(environs[0], 1)
     publish_address(tmp_path, place.key, replace(RECORD, port=port))
     met: list[object] = []
-    client = threading.Thread(
+    joiner = threading.Thread(
         target=lambda: met.append(meet(place, 1, 2, 20 * SECOND)), daemon=True
     )
-    client.start()
+    joiner.start()
     time.sleep(0.1)
     host = meet(place, 0, 2, 20 * SECOND)
-    client.join(20)
+    joiner.join(20)
     assert [meeting.port for meeting in met] == [host.port]  # type: ignore[attr-defined]
     assert foreign.num_keys() == keys
 
@@ -462,6 +467,55 @@ def test_fixed_address_is_kept_to() -> None:
 
     outcomes = run_ranks(body, environs)
     assert [outcome.value for outcome in outcomes] == [["127.0.0.1", port]] * 2
+
+
+def test_ports_of_the_site_are_kept_to(tmp_path: Path) -> None:
+    """Of the range the first free one; a wider range is asked for if all are taken."""
+    with free_port() as held:
+        low = held.number
+    directory = {"CLUSTERDDP_RDZV_DIR": str(tmp_path)}
+    environ = step_environ(0, [1, 1], **directory)
+    place = meeting_place(environ, 2, ports=(low, low))
+    first = meet(place, 0, 2, SECOND)
+    assert first.port == low
+    with pytest.raises(RendezvousError) as caught:
+        meet(place, 0, 2, SECOND)
+    assert f"no free port from {low} to {low} (port_range)" in str(caught.value)
+    assert "widen dist_params.port_range" in str(caught.value)
+    wider = meet(replace(place, ports=(low, 65535)), 0, 2, SECOND)
+    assert wider.port > low
+
+
+def test_port_range_that_may_not_be_bound_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Low ports belong to root; another trouble of the machine is passed on."""
+
+    def fail(code: int) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(socket, "create_server", refuse)
+
+    fail(errno.EACCES)
+    with pytest.raises(RendezvousError, match="no free port from 1 to 2"):
+        listen_within((1, 2))
+    fail(errno.EMFILE)
+    with pytest.raises(OSError, match="Too many open files"):
+        listen_within((1, 2))
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_ipv6_literal_as_the_fixed_address(host: str) -> None:
+    """Bare, as torch takes it, or in the brackets of a URL."""
+    with free_port() as held:
+        fixed = {"MASTER_ADDR": host, "MASTER_PORT": str(held)}
+        place = meeting_place(step_environ(0, [1, 1], **fixed), 2)
+        first = meet(place, 0, 2, 20 * SECOND)
+    other = meet(place, 1, 2, 20 * SECOND)
+    other.store.set("k", "v")
+    assert first.store.get("k") == b"v"
+    assert other.address == "::1"
 
 
 def test_store_of_another_step_at_the_fixed_address_is_not_joined() -> None:

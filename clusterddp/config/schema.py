@@ -7,7 +7,14 @@ in `clusterddp.config.checks`, after overrides, so that a message can name the l
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+)
 
 from clusterddp.config.durations import parse_duration
 
@@ -87,12 +94,25 @@ def _every_text(value: Every) -> list[str]:
     return [f"{count} {unit}" for unit, count in pairs if count is not None]
 
 
+def _ports(value: str) -> str:
+    low, _, high = value.partition("-")
+    if not (low.strip().isdigit() and high.strip().isdigit()) or not (
+        0 < int(low) <= int(high) < 1 << 16
+    ):
+        message = f"{value!r} is no range of ports; write 20000-20100"
+        raise ValueError(message)
+    return value
+
+
 class DistParams(_Section):
     """What `init_dist` is given; durations in seconds."""
 
     backend: str = "auto"
     timeout: Duration = 3600.0
     rendezvous_timeout: Duration = 600.0
+    port_range: Annotated[str, AfterValidator(_ports)] | None = Field(
+        None, description="ports that rank 0 may bind, such as 20000-20100"
+    )
 
 
 class Train(_Section):
@@ -159,6 +179,10 @@ class Retry(_Section):
     crashes: Count = 3
     timeouts: Count = 20
     preemptions: Count | None = Field(None, description="null: no limit")
+    node_failures: Count = 10
+    stall_timeout: Duration | Literal["auto", "never"] = Field(
+        "auto", description="how long the ranks may finish no step; auto, or never"
+    )
 
 
 class Code(_Section):

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     )
     from clusterddp.dist.collectives import broadcast_json, gather_json, reduce_sums
     from clusterddp.dist.devices import device
+    from clusterddp.dist.groups import new_group
     from clusterddp.dist.init import init_dist, shutdown
+    from clusterddp.dist.operations import note_step, operation
+    from clusterddp.dist.port import free_port
     from clusterddp.dist.session import clone_store, default_store
     from clusterddp.dist.world import World, world_from_environment
 
@@ -25,8 +28,12 @@ __all__ = [
     "clone_store",
     "default_store",
     "device",
+    "free_port",
     "gather_json",
     "init_dist",
+    "new_group",
+    "note_step",
+    "operation",
     "publish_address",
     "reduce_sums",
     "shutdown",
@@ -41,8 +48,12 @@ _HOMES = {
     "clone_store": "session",
     "default_store": "session",
     "device": "devices",
+    "free_port": "port",
     "gather_json": "collectives",
     "init_dist": "init",
+    "new_group": "groups",
+    "note_step": "operations",
+    "operation": "operations",
     "publish_address": "channel",
     "reduce_sums": "collectives",
     "shutdown": "init",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import psutil
 
+from clusterddp.dist.arguments import PortRange
 from clusterddp.errors import RendezvousError
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "interface_of",
     "is_hostname_loopback",
     "listen",
+    "listen_within",
     "source_address",
 ]
 
@@ -36,13 +38,7 @@ def listen(port: int = 0, *, loopback: bool = False) -> socket.socket:
         RendezvousError: the port given is in use.
     """
     try:
-        if loopback:
-            return socket.create_server((LOOPBACK, port), backlog=1024)
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        return socket.create_server(
-            ("", port), family=family, backlog=1024, dualstack_ipv6=dual
-        )
+        return _server(port, loopback=loopback)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
@@ -53,6 +49,37 @@ def listen(port: int = 0, *, loopback: bool = False) -> socket.socket:
             "MASTER_ADDR and MASTER_PORT and a free port is found"
         )
         raise RendezvousError(message) from error
+
+
+def listen_within(ports: PortRange, *, loopback: bool = False) -> socket.socket:
+    """Bind and listen as `listen` does, on the first free port of a range.
+
+    Raises:
+        RendezvousError: none of them is free, or none may be bound.
+    """
+    low, high = ports
+    for port in range(low, high + 1):
+        try:
+            return _server(port, loopback=loopback)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    message = (
+        f"rendezvous: found no free port from {low} to {high} (port_range) on "
+        f"{socket.gethostname()}, expected one at least; widen dist_params.port_range, "
+        f"or see who holds them: `ss -ltnp 'sport >= :{low} and sport <= :{high}'`"
+    )
+    raise RendezvousError(message)
+
+
+def _server(port: int, *, loopback: bool) -> socket.socket:
+    if loopback:
+        return socket.create_server((LOOPBACK, port), backlog=1024)
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(
+        ("", port), family=family, backlog=1024, dualstack_ipv6=dual
+    )
 
 
 def address_candidates(environ: Mapping[str, str], *, loopback: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -14,22 +15,37 @@ from clusterddp.dist.address import (
     is_hostname_loopback,
     source_address,
 )
+from clusterddp.dist.arguments import PortRange
 from clusterddp.dist.arrival import Arrival, node_tasks, roll_call
 from clusterddp.dist.rendezvous import Meeting, meet, meeting_place
 from clusterddp.dist.world import World
 from clusterddp.errors import RendezvousError
 
-__all__ = ["Variables", "assemble"]
+__all__ = ["Terms", "Variables", "assemble"]
 
 Variables = dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the ranks are to meet.
+
+    Attributes:
+        timeout: how long they wait for one another.
+        generation: the how manieth meeting of this process it is.
+        ports: where rank 0 may listen; None for any.
+    """
+
+    timeout: timedelta
+    generation: int = 0
+    ports: PortRange | None = None
 
 
 def assemble(
     world: World,
     backend: str,
     device: torch.device,
-    timeout: timedelta,
-    generation: int,
+    terms: Terms,
 ) -> tuple[Store, Variables]:
     """Open the store that all ranks share, and see that all of them are there.
 
@@ -41,17 +57,18 @@ def assemble(
     variables: Variables = {}
     meeting: Meeting | None = None
     if world.launcher == "pytorch":
-        base, master = _env_store(timeout), os.environ["MASTER_ADDR"]
+        base, master = _env_store(terms.timeout), os.environ["MASTER_ADDR"]
     elif world.world_size == 1:
         base, master = HashStore(), LOOPBACK
     else:
-        place = meeting_place(os.environ, world.num_nodes, generation)
-        meeting = meet(place, world.rank, world.world_size, timeout)
+        generation, ports = terms.generation, terms.ports
+        place = meeting_place(os.environ, world.num_nodes, generation, ports)
+        meeting = meet(place, world.rank, world.world_size, terms.timeout)
         base, master = meeting.store, meeting.address
     if world.world_size > 1:
         me = _introduce(world, backend, device, master)
-        roll = PrefixStore(f"clusterddp/roll.{generation}", base)
-        came = roll_call(roll, me, node_tasks(os.environ), timeout)
+        roll = PrefixStore(f"clusterddp/roll.{terms.generation}", base)
+        came = roll_call(roll, me, node_tasks(os.environ), terms.timeout)
         variables |= _gloo_interface(me, world, came)
     if meeting and world.rank == 0:
         meeting.close()

@@ -70,10 +70,11 @@ def channel_directory(environ: Mapping[str, str], num_nodes: int) -> Path:
     """Give the directory in which the ranks of this step meet.
 
     On one node: private and local, unless $CLUSTERDDP_RDZV_DIR says otherwise. On
-    several: of the attempt, $CLUSTERDDP_RDZV_DIR, or below the submit directory.
+    several: of the attempt, $CLUSTERDDP_RDZV_DIR, or below the submit directory, or
+    where that is unknown below the working directory.
 
     Raises:
-        RendezvousError: none is known, or a local one belongs to somebody else.
+        RendezvousError: a local one belongs to somebody else.
     """
     chosen = environ.get("CLUSTERDDP_RDZV_DIR")
     if num_nodes == 1 and not chosen:
@@ -85,14 +86,10 @@ def channel_directory(environ: Mapping[str, str], num_nodes: int) -> Path:
         return Path(run) / "attempts" / attempt / "rendezvous"
     if chosen:
         return Path(chosen)
-    if submitted_from := environ.get("SLURM_SUBMIT_DIR"):
-        return Path(submitted_from) / ".clusterddp" / "rdzv"
-    message = (
-        "rendezvous: CLUSTERDDP_RUN_DIR, CLUSTERDDP_RDZV_DIR and SLURM_SUBMIT_DIR "
-        "are not set, expected one of them on several nodes; set CLUSTERDDP_RDZV_DIR "
-        "to a directory that all nodes see, or MASTER_ADDR and MASTER_PORT"
-    )
-    raise RendezvousError(message)
+    # Without the variable (srun --export=NONE of some sites) srun still starts every
+    # task in the directory that srun itself was started in (srun(1), --chdir).
+    submitted_from = environ.get("SLURM_SUBMIT_DIR") or Path.cwd()
+    return Path(submitted_from) / ".clusterddp" / "rdzv"
 
 
 def _local_directory() -> Path:

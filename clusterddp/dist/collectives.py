@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from clusterddp.dist.operations import operation
 from clusterddp.dist.session import Session, current_session
 
 __all__ = ["broadcast_json", "gather_json", "reduce_sums"]
@@ -24,13 +25,15 @@ def reduce_sums(values: Sequence[float | Tensor]) -> list[float]:
 
     Raises:
         LaunchError: init_dist was not called.
+        CollectiveError: another rank did not take part.
     """
     device = current_session().device
     if not values:
         return []
     packed = torch.stack([_scalar(value, device) for value in values])
-    dist.all_reduce(packed)
-    sums: list[float] = packed.tolist()
+    with operation(f"sum of {len(values)} values over all ranks"):
+        dist.all_reduce(packed)
+        sums: list[float] = packed.tolist()
     return sums
 
 
@@ -47,6 +50,7 @@ def broadcast_json(value: T | None) -> T:
 
     Raises:
         LaunchError: init_dist was not called.
+        CollectiveError: another rank did not take part.
         TypeError: rank 0's value is not JSON.
     """
     session = current_session()
@@ -56,8 +60,9 @@ def broadcast_json(value: T | None) -> T:
         if session.world.world_size > 1:
             session.store.set(key, text)
     else:
-        text = session.store.get(key).decode()
-        _delete_after_last(session, key)
+        with operation("broadcast of a value from rank 0"):
+            text = session.store.get(key).decode()
+            _delete_after_last(session, key)
     result: T = json.loads(text)
     return result
 
@@ -74,6 +79,7 @@ def gather_json(value: T) -> list[T] | None:
 
     Raises:
         LaunchError: init_dist was not called.
+        CollectiveError: another rank did not take part.
         TypeError: a value is not JSON.
     """
     session = current_session()
@@ -83,7 +89,8 @@ def gather_json(value: T) -> list[T] | None:
         session.store.set(f"{prefix}/{session.world.rank}", text)
         return None
     keys = [f"{prefix}/{rank}" for rank in range(1, session.world.world_size)]
-    texts = [text, *(session.store.get(key).decode() for key in keys)]
+    with operation("gathering of a value on rank 0"):
+        texts = [text, *(session.store.get(key).decode() for key in keys)]
     for key in keys:
         session.store.delete_key(key)
     return [json.loads(item) for item in texts]

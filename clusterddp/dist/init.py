@@ -1,6 +1,7 @@
 """Form the process group, whatever started the ranks, and dissolve it again."""
 
 import itertools
+import logging
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -11,14 +12,28 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from clusterddp.dist.address import check_interface_names
-from clusterddp.dist.assembly import assemble
+from clusterddp.dist.arguments import (
+    ArgumentError,
+    PortRange,
+    parse_limit,
+    parse_port_range,
+)
+from clusterddp.dist.assembly import Terms, assemble
 from clusterddp.dist.devices import choose_device
 from clusterddp.dist.exports import Exports
+from clusterddp.dist.nccl import (
+    ineffective_timeout,
+    recorder_directory,
+    recorder_variables,
+)
 from clusterddp.dist.session import Session, close_session, is_open, open_session
+from clusterddp.dist.threads import mismatch
 from clusterddp.dist.world import World, world_from_environment
-from clusterddp.errors import LaunchError, UsageError
+from clusterddp.errors import LaunchError
 
 __all__ = ["ArgumentError", "init_dist", "shutdown"]
+
+_LOG = logging.getLogger(__name__)
 
 _HOUR = timedelta(hours=1)
 _TEN_MINUTES = timedelta(minutes=10)
@@ -27,16 +42,13 @@ _OURS = frozenset({"init_method", "rank", "store", "world_size"})
 _generations = itertools.count()
 
 
-class ArgumentError(UsageError, TypeError):
-    """An argument of `init_dist` has a wrong type or value."""
-
-
 def init_dist(
     launcher: str | None = None,
     backend: str = "auto",
-    timeout: timedelta = _HOUR,
+    timeout: timedelta | float | str = _HOUR,
     *,
-    rendezvous_timeout: timedelta = _TEN_MINUTES,
+    rendezvous_timeout: timedelta | float | str = _TEN_MINUTES,
+    port_range: str | PortRange | None = None,
     **kwargs: object,
 ) -> World:
     """Form the default process group and give this rank's place in it.
@@ -46,16 +58,18 @@ def init_dist(
     WORLD_SIZE, MASTER_ADDR, ...) are exported for other libraries until
     `shutdown`. `none` is a world of one without any network.
 
-    The timeout holds for the default group. `torch.distributed.new_group` starts
-    from torch's own default again: pass it the timeout you want.
+    The timeout holds for the default group, the store and the groups that
+    `clusterddp.dist.new_group` makes; torch's own starts from its default again.
 
     Args:
         launcher: "slurm", "pytorch" or "none"; None takes $CLUSTERDDP_LAUNCHER,
             else detects it.
         backend: "auto" (nccl where a GPU is visible, else gloo) or any backend
             name that torch knows.
-        timeout: of the collectives and the store.
+        timeout: of the collectives and the store: a timedelta, seconds, or `"30m"`.
         rendezvous_timeout: how long rank 0 waits for the others, and they for it.
+        port_range: ports that rank 0 may bind under `slurm`, `"20000-20100"` or a
+            pair, for sites with firewalls; None for any. MASTER_PORT wins.
         **kwargs: handed to `torch.distributed.init_process_group`.
 
     Raises:
@@ -64,7 +78,10 @@ def init_dist(
         RendezvousError: the ranks did not meet; it names those missing.
         LaunchError: a second call, or no GPU for this rank.
     """
-    _check_arguments(timeout, rendezvous_timeout, kwargs)
+    limit = parse_limit("timeout", timeout)
+    patience = parse_limit("rendezvous_timeout", rendezvous_timeout)
+    ports = parse_port_range(port_range)
+    _refuse_what_is_ours(kwargs)
     _refuse_second_group()
     name = launcher or os.environ.get("CLUSTERDDP_LAUNCHER")
     world = world_from_environment(name, os.environ)
@@ -73,17 +90,19 @@ def init_dist(
     device = choose_device(backend, world, os.environ)
     check_interface_names(os.environ, list(psutil.net_if_addrs()))
     suffix = f".{number}" if (number := next(_generations)) else ""
-    base, variables = assemble(world, backend, device, rendezvous_timeout, number)
-    base.set_timeout(timeout)
+    terms = Terms(patience, number, ports)
+    base, variables = assemble(world, backend, device, terms)
+    base.set_timeout(limit)
     exports = Exports()
     try:
-        exports.put(variables)
+        exports.put({**variables, **_prepare_nccl(backend)})
         group = PrefixStore(f"default_pg{suffix}", base)
-        _form_group(world, backend, device, timeout, {**kwargs, "store": group})
+        _form_group(world, backend, device, limit, {**kwargs, "store": group})
     except BaseException:
         exports.restore()
         raise
-    open_session(Session(world, base, f"clusterddp{suffix}", device, exports))
+    open_session(Session(world, base, f"clusterddp{suffix}", device, exports, limit))
+    _warn_of_threads(world)
     return world
 
 
@@ -117,23 +136,7 @@ def _leave(session: Session) -> None:
         return
 
 
-def _check_arguments(
-    timeout: object, rendezvous_timeout: object, kwargs: Mapping[str, object]
-) -> None:
-    limits = {"timeout": timeout, "rendezvous_timeout": rendezvous_timeout}
-    for name, value in limits.items():
-        if not isinstance(value, timedelta):
-            message = (
-                f"init_dist: found {name}={value!r}, expected a datetime.timedelta; "
-                f"write {name}=timedelta(seconds={value!r})"
-            )
-            raise ArgumentError(message)
-        if value < timedelta(milliseconds=1):
-            message = (
-                f"init_dist: found {name}={value}, expected a millisecond or more; "
-                "torch counts in milliseconds, and takes 0 for no limit at all"
-            )
-            raise ArgumentError(message)
+def _refuse_what_is_ours(kwargs: Mapping[str, object]) -> None:
     if taken := sorted(_OURS & set(kwargs)):
         message = (
             f"init_dist: found {', '.join(taken)}, expected them to come from the "
@@ -149,6 +152,27 @@ def _refuse_second_group() -> None:
             "init_dist once, or shutdown() before the next time"
         )
         raise LaunchError(message)
+
+
+def _prepare_nccl(backend: str) -> dict[str, str]:
+    """Warn of limits that do not hold, and give where traces shall be dumped."""
+    if "nccl" not in backend:
+        return {}
+    if problem := ineffective_timeout(os.environ):
+        _LOG.warning("%s", problem)
+    directory = recorder_directory(os.environ)
+    if directory is None:
+        return {}
+    directory.mkdir(parents=True, exist_ok=True)
+    return recorder_variables(os.environ, directory)
+
+
+def _warn_of_threads(world: World) -> None:
+    cpus, on_machine = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    ranks = world.local_world_size
+    problem = mismatch(torch.get_num_threads(), cpus, on_machine, ranks)
+    if problem and world.local_rank == 0:
+        _LOG.warning("%s", problem)
 
 
 def _form_group(

@@ -6,19 +6,23 @@ rank talks to the store of another step. torchrun needs none of this.
 """
 
 import os
-import queue
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
-from clusterddp.dist.address import LOOPBACK, address_candidates, listen
+from clusterddp.dist.address import (
+    LOOPBACK,
+    address_candidates,
+    listen,
+    listen_within,
+)
+from clusterddp.dist.arguments import PortRange
 from clusterddp.dist.arrival import Arrival, node_tasks, roll_call
 from clusterddp.dist.channel import (
     AddressRecord,
@@ -28,14 +32,12 @@ from clusterddp.dist.channel import (
     unpublish_address,
     wait_for_address,
 )
+from clusterddp.dist.client import COOKIE, connect
 from clusterddp.dist.world import World
 from clusterddp.errors import RendezvousError
 
 __all__ = ["Meeting", "Place", "meet", "meet_store", "meeting_place"]
 
-_COOKIE = "clusterddp/cookie"
-_CONNECT_S = 3.0
-_ANSWER = timedelta(seconds=5)
 _PAUSE_S = 0.2
 
 
@@ -43,13 +45,15 @@ _PAUSE_S = 0.2
 class Place:
     """Where and under which name a group meets.
 
-    `fixed` is MASTER_ADDR and MASTER_PORT, if the user gave both.
+    `fixed` is MASTER_ADDR and MASTER_PORT, if the user gave both; `ports` are those
+    that rank 0 may bind, if the site allows only some.
     """
 
     key: str
     directory: Path | None
     loopback: bool
     fixed: tuple[str, int] | None = None
+    ports: PortRange | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ class Meeting:
 
 
 def meeting_place(
-    environ: Mapping[str, str], num_nodes: int, generation: int = 0
+    environ: Mapping[str, str],
+    num_nodes: int,
+    generation: int = 0,
+    ports: PortRange | None = None,
 ) -> Place:
     """Decide where the ranks of this step meet.
 
@@ -82,14 +89,15 @@ def meeting_place(
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not (host and port):
         directory = channel_directory(environ, num_nodes)
-        return Place(key, directory, loopback=num_nodes == 1)
+        return Place(key, directory, loopback=num_nodes == 1, ports=ports)
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         message = (
             f"rendezvous: found MASTER_PORT={port}, expected a port from 1 to 65535; "
             "correct it, or unset MASTER_ADDR and MASTER_PORT"
         )
         raise RendezvousError(message)
-    return Place(key, None, loopback=False, fixed=(host, int(port)))
+    # torch takes an IPv6 literal bare; people write the brackets of a URL.
+    return Place(key, None, loopback=False, fixed=(host.strip("[]"), int(port)))
 
 
 def meet(place: Place, rank: int, world_size: int, timeout: timedelta) -> Meeting:
@@ -106,7 +114,12 @@ def meet(place: Place, rank: int, world_size: int, timeout: timedelta) -> Meetin
 
 
 def meet_store(
-    directory: Path, world: World, timeout: timedelta, *, name: str
+    directory: Path,
+    world: World,
+    timeout: timedelta,
+    *,
+    name: str,
+    ports: PortRange | None = None,
 ) -> TCPStore:
     """Give a store that one process of each task shares, found by a record.
 
@@ -117,12 +130,13 @@ def meet_store(
         world: of the launchers themselves, not of the ranks that they start.
         timeout: how long they wait for one another.
         name: what meets, so that it is not taken for the ranks.
+        ports: where the first may listen; None for any.
 
     Raises:
         RendezvousError: they did not meet; it names those missing.
     """
     key = f"{rendezvous_key(os.environ)}.{name}"
-    place = Place(key, directory, loopback=world.num_nodes == 1)
+    place = Place(key, directory, loopback=world.num_nodes == 1, ports=ports)
     meeting = meet(place, world.rank, world.world_size, timeout)
     me = Arrival(
         rank=world.rank,
@@ -140,7 +154,10 @@ def meet_store(
 
 
 def _host(place: Place, world_size: int, timeout: timedelta) -> Meeting:
-    server = listen(place.fixed[1] if place.fixed else 0, loopback=place.loopback)
+    if place.ports and not place.fixed:
+        server = listen_within(place.ports, loopback=place.loopback)
+    else:
+        server = listen(place.fixed[1] if place.fixed else 0, loopback=place.loopback)
     port = server.getsockname()[1]
     # The server's own client must not depend on how this host's name resolves.
     store = TCPStore(
@@ -154,7 +171,7 @@ def _host(place: Place, world_size: int, timeout: timedelta) -> Meeting:
     # At a fixed address nothing is published: the key, known to all ranks of
     # this step and no others, takes the place of the cookie.
     cookie = place.key if place.fixed else secrets.token_hex(16)
-    store.set(_COOKIE, cookie)
+    store.set(COOKIE, cookie)
     if place.fixed:
         return Meeting(store, place.fixed[0], port, place)
     return Meeting(store, _publish(place, world_size, port, cookie), port, place)
@@ -183,7 +200,7 @@ def _directory(place: Place) -> Path:
 def _join_published(place: Place, timeout: timedelta) -> Meeting:
     def accept(record: AddressRecord) -> Meeting | None:
         for address in record.addresses:
-            store = _connect(address, record.port, record.cookie, timeout)
+            store = connect(address, record.port, record.cookie, timeout)
             if store is not None:
                 return Meeting(store, address, record.port, place)
         return None
@@ -195,7 +212,7 @@ def _join_published(place: Place, timeout: timedelta) -> Meeting:
 def _join_fixed(place: Place, fixed: tuple[str, int], timeout: timedelta) -> Meeting:
     host, port = fixed
     deadline = time.monotonic() + timeout.total_seconds()
-    while (store := _connect(host, port, place.key, timeout)) is None:
+    while (store := connect(host, port, place.key, timeout)) is None:
         if time.monotonic() > deadline:
             message = (
                 f"rendezvous: no store of this step answered at {host}:{port} "
@@ -206,44 +223,3 @@ def _join_fixed(place: Place, fixed: tuple[str, int], timeout: timedelta) -> Mee
             raise RendezvousError(message)
         time.sleep(_PAUSE_S)
     return Meeting(store, host, port, place)
-
-
-def _connect(host: str, port: int, cookie: str, timeout: timedelta) -> TCPStore | None:
-    """Connect to a store, if there is one and it holds the cookie.
-
-    TCPStore waits without end for the answer of a server that speaks something
-    else (measured on 2.13), and goes on for much longer than its timeout where
-    nobody listens. So a plain connection comes first, and the rest is bounded by
-    leaving the thread behind that waits.
-    """
-    try:
-        socket.create_connection((host, port), timeout=_CONNECT_S).close()
-    except (OSError, UnicodeError):
-        return None
-    verified: queue.Queue[TCPStore | None] = queue.Queue()
-    attempt = threading.Thread(
-        target=lambda: verified.put(_verified(host, port, cookie)),
-        name="rendezvous-connect",
-        daemon=True,
-    )
-    attempt.start()
-    try:
-        store = verified.get(timeout=_ANSWER.total_seconds())
-    except queue.Empty:
-        return None
-    if store is not None:
-        store.set_timeout(timeout)
-    return store
-
-
-def _verified(host: str, port: int, cookie: str) -> TCPStore | None:
-    try:
-        store = TCPStore(
-            host, port, is_master=False, timeout=_ANSWER, wait_for_workers=False
-        )
-        # Only asked, never waited for: a foreign store has no such key.
-        if store.check([_COOKIE]) and store.get(_COOKIE).decode() == cookie:
-            return store
-    except (DistError, UnicodeError):
-        return None
-    return None

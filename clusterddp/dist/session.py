@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
@@ -25,13 +26,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Session:
-    """One initialised process group: its world, stores, device and exports."""
+    """One initialised process group: its world, stores, device, exports, limit."""
 
     world: World
     base: Store
     prefix: str
     device: torch.device
     exports: Exports
+    timeout: timedelta
     calls: Iterator[int] = field(default_factory=itertools.count)
     store: Store = field(init=False)
 

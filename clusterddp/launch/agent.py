@@ -43,6 +43,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from clusterddp.config import read_job
 from clusterddp.config.schema import Job
 from clusterddp.dist.address import address_candidates
+from clusterddp.dist.arguments import parse_port_range
 from clusterddp.dist.rendezvous import meet_store
 from clusterddp.dist.world import World, world_from_environment
 from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, ClusterDDPError
@@ -156,7 +157,10 @@ def _config(job: Job, attempt: AttemptDirectory, seat: _Seat) -> LaunchConfig:
 
     def handler(parameters: RendezvousParameters) -> RendezvousHandler:
         wait = timedelta(seconds=wait_s)
-        store = meet_store(attempt.rendezvous, seat.world, wait, name="agents")
+        ports = parse_port_range(job.dist_params.port_range)
+        store = meet_store(
+            attempt.rendezvous, seat.world, wait, name="agents", ports=ports
+        )
         backend = _Backend(store, parameters.run_id)
         return create_handler(store, backend, parameters)
 
