@@ -8,8 +8,12 @@ __all__ = ["VERBS", "main"]
 
 VERBS = {
     "submit": "send the run that a job file describes to Slurm, or run it here",
+    "status": "one table of all runs: state, step, speed, checkpoint, time left",
+    "logs": "what the ranks said, in all attempts, equal lines once",
+    "why": "what ended a run, which rank was first, what to do",
     "supervise": "bring a run to its end; also starts a stopped one again",
     "train": "one rank: what srun, torchrun and our agent start",
+    "doctor": "explain the world that init_dist derives here, and name traps",
 }
 
 

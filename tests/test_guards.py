@@ -13,11 +13,15 @@ from tests.runs import ROOT, clean_environ
 LOGIN = [
     "clusterddp",
     "clusterddp.cli",
+    "clusterddp.doctor",
     "clusterddp.submit",
     "clusterddp.wait",
     "clusterddp.supervise",
     "clusterddp.launch.submission",
     "clusterddp.runs.view",
+    "clusterddp.status",
+    "clusterddp.why",
+    "clusterddp.logs",
 ]
 
 

@@ -1,0 +1,286 @@
+"""Why a run is where it is: one paragraph and its evidence; a pure function."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from clusterddp.runs.evidence import AttemptEvidence
+from clusterddp.runs.facts import Facts
+from clusterddp.runs.status import Status
+from clusterddp.slurm.listing import ListedJob
+from clusterddp.tables import brief_seconds
+
+__all__ = ["Explanation", "explain"]
+
+_CAUSES = {
+    "completed": "the last step is done and saved",
+    "preempted": "Slurm preempted the job: the ranks stopped together and saved",
+    "time limit": "the job's time limit came near: the ranks stopped and saved",
+    "signalled": "a signal asked the ranks to stop, and nobody claims it",
+    "suspended": "the job was suspended, and its ranks did not outlive that",
+    "node failure": "a node of the job no longer answered",
+    "crash": "a rank failed",
+    "stalled": "no step was finished for longer than retry.stall_timeout",
+    "out of memory": "the memory was used up",
+    "cancelled": "somebody cancelled the job",
+    "requeued": "somebody requeued the job",
+    "interrupted": "somebody asked the run to stop (Ctrl-C or a signal)",
+    "wrong job": "all ranks failed alike before the first step",
+}
+_NEW_CODE = "a run keeps the code it was submitted with, so mended code is a new run"
+_ADVICE = {
+    "crash": f"Mend what the traceback shows and submit anew ({_NEW_CODE})",
+    "wrong job": f"Mend the error and submit anew ({_NEW_CODE})",
+    "out of memory": "Ask for more memory (slurm.mem), or make "
+    "train.global_batch_size smaller",
+    "stalled": "The stacks say where each rank waited",
+    "node failure": "The node is at fault, not the run",
+    "time limit": "A larger slurm.time or retry.timeouts lets it go further",
+    "preempted": "retry.preemptions is used up",
+}
+_KILLED = (
+    "A rank that is killed from outside usually met the kernel's out-of-memory killer: "
+    "see `sacct -j {job} -o JobID,State,MaxRSS`, or the node's dmesg"
+)
+_TRACEBACK_LINES = 30
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A paragraph for a person, and what it rests on, by label."""
+
+    paragraph: str
+    evidence: tuple[tuple[str, str], ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Give it as a JSON object."""
+        return {"paragraph": self.paragraph, "evidence": dict(self.evidence)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that an explanation is made from.
+
+    Attributes:
+        facts: what the run's directory says.
+        status: where it stands.
+        job: what Slurm says of its job.
+        before: how the start of a job that waits again ended.
+        last: what the last attempt with an end left; None if none has.
+        newest: what the newest attempt left, where that is another one.
+        batch_log: the last lines of the batch task's own log.
+    """
+
+    facts: Facts
+    status: Status
+    job: ListedJob | None = None
+    before: ListedJob | None = None
+    last: AttemptEvidence | None = None
+    newest: AttemptEvidence | None = None
+    batch_log: tuple[str, ...] = ()
+
+
+def explain(case: Case) -> Explanation:
+    """Give the paragraph and the evidence of a run, alive or dead."""
+    sentences = [_opening(case), *_past(case), _standing(case.status), _advice(case)]
+    return Explanation(" ".join(filter(None, sentences)), tuple(_evidence(case)))
+
+
+def _opening(case: Case) -> str:
+    status = case.status
+    run = f"Run {status.name}/{status.id}"
+    job = f"job {status.job_id}"
+    tries = _count(case)
+    texts = {
+        "finished": f"{run} has finished: step {status.step} is done and saved{tries}.",
+        "running": f"{run} is running ({status.detail}){tries}.",
+        "pending": f"{run} is waiting in Slurm's queue as {job}: {_waiting(status)}.",
+        "stopped": f"{run} has stopped ({status.detail}) and can go on{tries}.",
+        "failed": f"{run} has failed ({status.detail}){tries}.",
+        "died": f"{run} is over, and its supervisor could not say why: {_end(case)}.",
+        "unknown": f"Nobody knows how run {status.name}/{status.id} stands: "
+        f"{status.detail}.",
+    }
+    return texts[status.state]
+
+
+def _count(case: Case) -> str:
+    if case.status.attempt is None:
+        return ""
+    return f", in attempt {case.status.attempt}" if case.status.attempt else ""
+
+
+def _waiting(status: Status) -> str:
+    starts = status.starts_in_s
+    when = "" if starts is None else f", expected to start in {brief_seconds(starts)}"
+    return f"{status.detail}{when}"
+
+
+def _end(case: Case) -> str:
+    if case.job is None:
+        return case.status.detail
+    code, _, signum = case.job.exit_code.partition(":")
+    how = f" (killed by signal {signum})" if signum not in ("", "0") else ""
+    how = how or (f" (exit code {code})" if code not in ("", "0") else "")
+    where = f" on {case.job.nodes}" if case.job.nodes else ""
+    return f"job {case.job.id} ended as {case.job.state}{how}{where}"
+
+
+def _past(case: Case) -> Iterator[str]:
+    """Say how the last attempts ended, and what the supervisor made of it."""
+    if case.facts.attempt is None and case.status.state in ("died", "failed"):
+        yield "The job ended before its supervisor could start the first attempt."
+    last = case.last
+    if last is not None and last.cause not in (None, "completed"):
+        yield _ended(last)
+    if case.newest is not None and case.status.state != "running":
+        yield _broken_off(case.newest)
+        if case.before is not None:
+            yield f"Its allocation on {case.before.nodes} ended as {case.before.state}."
+
+
+def _ended(one: AttemptEvidence) -> str:
+    cause = one.cause or ""
+    meaning = _CAUSES.get(cause, "see the ledger")
+    text = f"Attempt {one.attempt.number} ended as {cause}: {one.blame or meaning}."
+    if one.decision is None:
+        return text
+    what = one.decision.kind.replace("_", " ")
+    verb = {"restart": "started it again", "requeue": "requeued the job"}.get(what)
+    verb = verb or {"stopped": "stopped", "finished": "left"}.get(what, f"said {what}")
+    reason = str(one.decision.values["reason"]).rstrip(".")
+    return f"{text} The supervisor {verb}: {reason}."
+
+
+def _broken_off(one: AttemptEvidence) -> str:
+    text = f"Attempt {one.attempt.number} was broken off without a word of its end"
+    saved = [verdict for verdict in one.verdicts if verdict.cause == "stopped"]
+    if saved:
+        return f"{text}, but its ranks stopped and saved at step {saved[0].step}."
+    if one.blame:
+        return f"{text}: {one.blame}."
+    return f"{text}: a killed supervisor or a lost node leaves none."
+
+
+def _standing(status: Status) -> str:
+    if status.state == "finished":
+        return ""
+    total = "?" if status.total_steps is None else status.total_steps
+    if status.checkpoint_step is None:
+        return "There is no checkpoint yet: it begins with the first step."
+    age = brief_seconds(status.checkpoint_age_s)
+    text = f"The newest checkpoint is of step {status.checkpoint_step} of {total}"
+    return f"{text}, {age} old; it goes on from there."
+
+
+def _advice(case: Case) -> str:
+    status, cause = case.status, case.last.cause if case.last else None
+    if status.state in ("running", "pending", "finished"):
+        return _patience(case)
+    if status.state == "unknown":
+        return "Ask again when Slurm answers; nothing was decided meanwhile."
+    first = _first_step(case, cause)
+    if cause == "wrong job" and status.state == "failed":
+        return f"{first}."
+    way = "The command that goes on from there stands below"
+    return f"{first}. {way}." if first else f"{way}."
+
+
+def _patience(case: Case) -> str:
+    status = case.status
+    if status.state == "finished":
+        return ""
+    if status.detail == "BeginTime":
+        return (
+            "Slurm holds a requeued job for a while (two minutes by default); "
+            f"`scontrol update JobId={status.job_id} StartTime=now` lifts that. "
+            "Else there is nothing to do."
+        )
+    return "There is nothing to do."
+
+
+def _first_step(case: Case, cause: str | None) -> str:
+    if case.status.state == "died" or cause is None:
+        before = case.facts.attempt is None
+        return "Read the batch task's log below and slurm.setup" if before else ""
+    if case.last and _is_killed(case.last):
+        return _KILLED.format(job=case.status.job_id or "JOB")
+    if cause in ("time limit", "preempted") and case.status.state == "stopped":
+        return _ADVICE[cause]
+    return _ADVICE.get(cause, "")
+
+
+def _is_killed(one: AttemptEvidence) -> bool:
+    return one.cause == "crash" and ("Killed" in one.blame or "SIGKILL" in one.blame)
+
+
+def _resume(status: Status) -> str:
+    verb = "supervise" if status.job_id is None else "resubmit"
+    return f"python -m clusterddp.{verb} {status.path}"
+
+
+def _evidence(case: Case) -> Iterator[tuple[str, str]]:
+    status = case.status
+    yield "state", status.state + ("" if status.detail == "-" else f": {status.detail}")
+    if case.job is not None:
+        yield "job", _job(case.job)
+    if case.before is not None:
+        yield "before", _job(case.before)
+    if history := _history(case.facts):
+        yield "attempts", history
+    one = case.last if status.state == "running" else case.newest or case.last
+    if one is not None:
+        yield from _attempt_evidence(one)
+    if case.facts.attempt is None and case.batch_log:
+        yield "batch log", "\n".join(case.batch_log)
+    if status.checkpoint_step is not None:
+        name = f"step-{status.checkpoint_step:08d}"
+        yield "checkpoint", f"{case.facts.run.checkpoints / name}"
+    yield "run", status.path
+    if status.state in ("stopped", "failed", "died"):
+        yield "go on", _resume(status)
+
+
+def _job(job: ListedJob) -> str:
+    parts = [f"{job.id}: {job.state}", job.reason and f"reason {job.reason}"]
+    parts += [f"exit code {job.exit_code}" if job.exit_code else ""]
+    parts += [f"on {job.nodes}" if job.nodes else ""]
+    return ", ".join(filter(None, parts))
+
+
+def _history(facts: Facts) -> str:
+    """Give all attempts in short: `0 crash -> restart, 1 completed -> finished`."""
+    parts: list[str] = []
+    for event in facts.events:
+        if event.kind == "attempt_ended":
+            parts.append(f"{event.values.get('attempt')} {event.values.get('cause')}")
+        elif parts and "reason" in event.values and "->" not in parts[-1]:
+            parts[-1] += f" -> {event.kind.replace('_', ' ')}"
+    return ", ".join(parts)
+
+
+def _attempt_evidence(one: AttemptEvidence) -> Iterator[tuple[str, str]]:
+    if one.blame:
+        yield "first", one.blame
+    if one.traceback:
+        yield "traceback", _tail(one.traceback.splitlines())
+    if signals := _signals(one):
+        yield "signals", signals
+    if one.stacks:
+        place = one.attempt.path / "stacks"
+        yield "stacks", f"{place}: {', '.join(one.stacks)}"
+    if one.said:
+        yield "launcher", "\n".join(one.said)
+    if one.blame and not one.traceback and one.output:
+        yield "last lines", _tail(one.output)
+    if one.rank is not None:
+        yield "log", str(one.attempt.rank_log(one.rank))
+    yield "supervisor", str(one.attempt.log)
+
+
+def _signals(one: AttemptEvidence) -> str:
+    told = (f"rank {v.rank} {v.signal}" for v in one.verdicts if v.signal)
+    return ", ".join(told)
+
+
+def _tail(lines: Sequence[str]) -> str:
+    return "\n".join(lines[-_TRACEBACK_LINES:])

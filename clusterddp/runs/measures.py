@@ -1,0 +1,172 @@
+"""Measures: where the time of a run went, from its ledger and its log points; pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from clusterddp.runs.facts import Facts, Point
+from clusterddp.runs.ledger import Event
+
+__all__ = ["Span", "measure_ettr", "measure_spans"]
+
+_LAST_WORDS = ("finished", "stopped", "needs_resubmit")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One attempt, or the waiting before it; all times in seconds.
+
+    Attributes:
+        attempt: its number.
+        queued: waited before it, since the submission, the requeue or the last end.
+        started: when it started, since the epoch.
+        ended: when it ended; now, while it goes on.
+        cause: why it ended; None while it goes on, or when nobody could say.
+        train: spent in steps that stayed.
+        lost: spent in steps that had to be done again (estimated by their number).
+        setup: until the first step: starting, meeting, loading.
+        rest: saving, evaluating, stopping, waiting for ranks.
+        lost_steps: how many steps had to be done again.
+    """
+
+    attempt: int
+    queued: float
+    started: float
+    ended: float
+    cause: str | None
+    train: float
+    lost: float
+    setup: float
+    rest: float
+    lost_steps: int = 0
+
+    @property
+    def length(self) -> float:
+        """From its start to its end."""
+        return self.ended - self.started
+
+
+def measure_ettr(facts: Facts, now: float) -> float | None:
+    """Give the effective training time ratio: time in steps that stayed / all time.
+
+    All time runs from the submission to the end of the run, waiting included (as in
+    "Revisiting Reliability in Large-Scale Machine Learning Research Clusters",
+    Kokolis et al. 2024). None before the first log point.
+    """
+    if facts.began is None or not facts.points:
+        return None
+    wall = (_end(facts.events) or now) - facts.began
+    train = sum(seconds for _, seconds in _steps(facts))
+    if not facts.is_whole:
+        first, last = facts.points[0]["step"], facts.points[-1]["step"]
+        train *= last / max(1, last - first)
+    return min(1.0, train / wall) if wall > 0 and train > 0 else None
+
+
+def _steps(facts: Facts) -> Iterator[tuple[Point, float]]:
+    """Give the log points and the seconds spent in the steps that each stands for.
+
+    A point's `samples_per_s` counts only the time inside steps, and lines of steps
+    that are done again are cut off: so lost work, saving and evaluating are not in it.
+    """
+    batch, before = facts.shape.batch, 0.0 if facts.is_whole else None
+    for point in facts.points:
+        rate = point.get("samples_per_s") or 0
+        if rate > 0 and batch and before is not None:
+            yield point, (point["step"] - before) * batch / rate
+        before = point["step"]
+
+
+def measure_spans(facts: Facts, now: float, reached: Mapping[int, int]) -> list[Span]:
+    """Give where the time of every attempt went, oldest first.
+
+    Args:
+        facts: what the disk says, with all log points.
+        now: the time, for a run that goes on.
+        reached: the last finished step of each attempt, by its number.
+    """
+    starts = [event for event in facts.events if event.kind == "attempt_started"]
+    limits = [*(event.time for event in starts), _end(facts.events) or now]
+    return [
+        _span(facts, start, following, reached)
+        for start, following in zip(starts, limits[1:], strict=True)
+    ]
+
+
+def _span(
+    facts: Facts, start: Event, following: float, reached: Mapping[int, int]
+) -> Span:
+    number = int(str(start.values.get("attempt", 0)))
+    end = _find_end(facts.events, number)
+    ended = end.time if end is not None else following
+    mine = [point for point in facts.points if start.time <= point["time"] <= ended]
+    timed = [
+        (point, seconds)
+        for point, seconds in _steps(facts)
+        if start.time <= point["time"] <= ended
+    ]
+    length = max(0.0, ended - start.time)
+    train = min(length, sum(seconds for _, seconds in timed))
+    lost_steps = _lost_steps(end, reached.get(number))
+    lost = min(length - train, lost_steps * _pace(facts))
+    setup = _setup(start.time, mine, timed, length - train - lost)
+    cause = None if end is None else str(end.values.get("cause"))
+    return Span(
+        number,
+        max(0.0, start.time - _free_since(facts.events, start)),
+        start.time,
+        ended,
+        cause,
+        train,
+        lost,
+        setup,
+        max(0.0, length - train - lost - setup),
+        lost_steps,
+    )
+
+
+def _setup(
+    began: float,
+    mine: Sequence[Point],
+    timed: Sequence[tuple[Point, float]],
+    idle: float,
+) -> float:
+    """Give the time before the first step; all idle time when no step was logged."""
+    if not mine or not timed:
+        return idle
+    return min(idle, max(0.0, mine[0]["time"] - timed[0][1] - began))
+
+
+def _lost_steps(end: Event | None, reached: int | None) -> int:
+    if end is None or reached is None:
+        return 0
+    saved = end.values.get("checkpoint")
+    return max(0, reached - (saved if isinstance(saved, int) else 0))
+
+
+def _pace(facts: Facts) -> float:
+    """Give the seconds of one step, from the log points."""
+    steps = facts.points[-1]["step"] if facts.points else 0
+    return sum(seconds for _, seconds in _steps(facts)) / steps if steps else 0.0
+
+
+def _find_end(events: Sequence[Event], number: int) -> Event | None:
+    for event in events:
+        if event.kind == "attempt_ended" and event.values.get("attempt") == number:
+            return event
+    return None
+
+
+def _free_since(events: Sequence[Event], start: Event) -> float:
+    """Give since when nothing but waiting stood before an attempt."""
+    before = [event.time for event in events if event.time < start.time]
+    return before[-1] if before else start.time
+
+
+def _end(events: Sequence[Event]) -> float | None:
+    """Give when the run ended; None while it goes on."""
+    for event in reversed(events):
+        if event.kind in _LAST_WORDS:
+            return event.time
+        if event.kind in ("submitted", "attempt_started"):
+            return None
+    return None
