@@ -203,6 +203,7 @@ def test_launcher_without_local_world_size_is_one_node() -> None:
         ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000, expected .* less than 65536"),
         ({"MASTER_PORT": "abc"}, "MASTER_PORT=abc, expected a whole number"),
         ({"LOCAL_RANK": "4"}, "LOCAL_RANK=4, expected .* less than 4"),
+        ({"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE=5, expected .* less than 5"),
         ({"LOCAL_RANK": ""}, "LOCAL_RANK not set, .* --use-env"),
         (
             {"MASTER_ADDR": "", "MASTER_PORT": ""},
@@ -216,6 +217,11 @@ def test_contradictory_torchrun_is_refused(
 ) -> None:
     with pytest.raises(WorldError, match=message):
         world_from_environment("pytorch", TORCHRUN | changes)
+
+
+def test_pytorch_without_torchrun_says_how_to_start_it() -> None:
+    with pytest.raises(WorldError, match="RANK, .* are not set, .* with `torchrun --n"):
+        world_from_environment("pytorch", {"PATH": "/bin"})
 
 
 def test_half_a_torchrun_environment_is_refused_not_run_alone() -> None:

@@ -68,7 +68,9 @@ def assemble(
     if world.world_size > 1:
         me = _introduce(world, backend, device, master)
         roll = PrefixStore(f"clusterddp/roll.{terms.generation}", base)
-        came = roll_call(roll, me, node_tasks(os.environ), terms.timeout)
+        # torchrun numbers its groups in an order of its own, not that of the nodes.
+        nodes = node_tasks(os.environ) if world.launcher == "slurm" else []
+        came = roll_call(roll, me, nodes, terms.timeout)
         variables |= _gloo_interface(me, world, came)
     if meeting and world.rank == 0:
         meeting.close()

@@ -24,6 +24,7 @@ from clusterddp.files import make_private_directory, write_json
 __all__ = [
     "AddressRecord",
     "channel_directory",
+    "fixed_address",
     "publish_address",
     "rendezvous_key",
     "unpublish_address",
@@ -64,6 +65,25 @@ def rendezvous_key(environ: Mapping[str, str], generation: int = 0) -> str:
     digest = hashlib.sha256(nodes.encode()).hexdigest()[:8]
     parts += [environ.get("SLURM_RESTART_COUNT") or "0", str(generation), digest]
     return re.sub(r"[^A-Za-z0-9._-]", "_", ".".join(parts))
+
+
+def fixed_address(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Give MASTER_ADDR and MASTER_PORT where both are set; one alone is left over.
+
+    Raises:
+        RendezvousError: the port is none.
+    """
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if not (host and port):
+        return None
+    if not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 1 << 16):
+        message = (
+            f"rendezvous: found MASTER_PORT={port}, expected a port from 1 to 65535; "
+            "correct it, or unset MASTER_ADDR and MASTER_PORT"
+        )
+        raise RendezvousError(message)
+    # torch takes an IPv6 literal bare; people write the brackets of a URL.
+    return host.strip("[]"), int(port)
 
 
 def channel_directory(environ: Mapping[str, str], num_nodes: int) -> Path:

@@ -27,6 +27,7 @@ from clusterddp.dist.arrival import Arrival, node_tasks, roll_call
 from clusterddp.dist.channel import (
     AddressRecord,
     channel_directory,
+    fixed_address,
     publish_address,
     rendezvous_key,
     unpublish_address,
@@ -83,21 +84,13 @@ def meeting_place(
     taken for left over.
 
     Raises:
-        RendezvousError: MASTER_PORT is no port, or no directory is known.
+        RendezvousError: MASTER_PORT is no port, or a local directory is not ours.
     """
     key = rendezvous_key(environ, generation)
-    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    if not (host and port):
-        directory = channel_directory(environ, num_nodes)
-        return Place(key, directory, loopback=num_nodes == 1, ports=ports)
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        message = (
-            f"rendezvous: found MASTER_PORT={port}, expected a port from 1 to 65535; "
-            "correct it, or unset MASTER_ADDR and MASTER_PORT"
-        )
-        raise RendezvousError(message)
-    # torch takes an IPv6 literal bare; people write the brackets of a URL.
-    return Place(key, None, loopback=False, fixed=(host.strip("[]"), int(port)))
+    if fixed := fixed_address(environ):
+        return Place(key, None, loopback=False, fixed=fixed)
+    directory = channel_directory(environ, num_nodes)
+    return Place(key, directory, loopback=num_nodes == 1, ports=ports)
 
 
 def meet(place: Place, rank: int, world_size: int, timeout: timedelta) -> Meeting:

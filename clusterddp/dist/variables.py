@@ -38,14 +38,21 @@ def require(environ: Mapping[str, str], names: tuple[str, ...]) -> None:
 
 
 def optional(
-    environ: Mapping[str, str], name: str, default: int, *, least: int = 1
+    environ: Mapping[str, str],
+    name: str,
+    default: int,
+    *,
+    least: int = 1,
+    below: int | None = None,
 ) -> int:
     """Give a variable as a whole number, or a default where it is not set.
 
     Raises:
         WorldError: it is set to something else.
     """
-    return integer(environ, name, least=least) if environ.get(name) else default
+    if not environ.get(name):
+        return default
+    return integer(environ, name, least=least, below=below)
 
 
 def integer(

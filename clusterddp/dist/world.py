@@ -19,6 +19,7 @@ __all__ = [
     "World",
     "detect_launcher",
     "is_in_step",
+    "job_tasks",
     "parse_tasks_per_node",
     "world_from_environment",
 ]
@@ -169,7 +170,7 @@ def _world_outside_step(environ: Mapping[str, str]) -> World:
             "choose the launcher pytorch or none"
         )
         raise WorldError(message)
-    tasks = _tasks_of_job(environ)
+    tasks = job_tasks(environ)
     if tasks > 1:
         message = (
             f"launcher slurm: job {environ['SLURM_JOB_ID']} has {tasks} tasks, but "
@@ -180,7 +181,8 @@ def _world_outside_step(environ: Mapping[str, str]) -> World:
     return World(0, 1, 0, 1, 0, 1, "slurm")
 
 
-def _tasks_of_job(environ: Mapping[str, str]) -> int:
+def job_tasks(environ: Mapping[str, str]) -> int:
+    """Give the number of tasks that a job has, whatever its step."""
     # sbatch -N2 without -n sets no SLURM_NTASKS at all.
     for name in ("SLURM_NTASKS", "SLURM_NPROCS"):
         if environ.get(name):
@@ -200,6 +202,14 @@ def _stale(environ: Mapping[str, str]) -> str:
 
 
 def _pytorch_world(environ: Mapping[str, str]) -> World:
+    if not any(environ.get(name) for name in _TORCHRUN):
+        message = (
+            f"launcher pytorch: {', '.join(_TORCHRUN)} are not set, expected torchrun "
+            "to have started this process; start it with `torchrun --nproc-per-node N "
+            "...` (or `python -m torch.distributed.run`), or choose the launcher slurm "
+            "(under srun) or none (one process)"
+        )
+        raise WorldError(message)
     require(environ, _TORCHRUN)
     world_size = integer(environ, "WORLD_SIZE", least=1)
     # torch takes RANK=-1 without a word, and then no rank hosts the store.
@@ -209,7 +219,8 @@ def _pytorch_world(environ: Mapping[str, str]) -> World:
     integer(environ, "MASTER_PORT", least=least_port, below=_MAX_PORT + 1)
     _refuse_torchrun_per_task(environ)
     groups = optional(environ, "GROUP_WORLD_SIZE", 1)
-    local_world = optional(environ, "LOCAL_WORLD_SIZE", -(-world_size // groups))
+    evenly = -(-world_size // groups)
+    local_world = optional(environ, "LOCAL_WORLD_SIZE", evenly, below=world_size + 1)
     return World(
         rank=rank,
         world_size=world_size,
