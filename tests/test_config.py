@@ -141,6 +141,11 @@ def test_yaml_runs_no_code() -> None:
             "gloo, auto, or slurm.gpus_per_node; auto takes nccl where there are GPUs",
         ),
         (
+            "dist_params: {port_range: 9-8}",
+            "{job}:3: dist_params.port_range: '9-8' is no range of ports; write "
+            "20000-20100",
+        ),
+        (
             "launcher: slurm\ncluster: local",
             "{job}:3: launcher: found slurm for a run on this machine, expected "
             "pytorch (several processes) or none (one, for a debugger); srun needs a "
