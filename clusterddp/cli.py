@@ -11,6 +11,7 @@ VERBS = {
     "status": "one table of all runs: state, step, speed, checkpoint, time left",
     "logs": "what the ranks said, in all attempts, equal lines once",
     "why": "what ended a run, which rank was first, what to do",
+    "report": "where the time of a run went, as text or as one HTML page",
     "supervise": "bring a run to its end; also starts a stopped one again",
     "train": "one rank: what srun, torchrun and our agent start",
     "doctor": "explain the world that init_dist derives here, and name traps",

@@ -5,21 +5,14 @@ import json
 import os
 import sys
 import textwrap
-import time
 from collections.abc import Sequence
 
-from clusterddp.runs.directory import RunDirectory
-from clusterddp.runs.evidence import AttemptEvidence, read_evidence, read_last_lines
-from clusterddp.runs.explanation import Case, Explanation, explain
-from clusterddp.runs.facts import Facts
+from clusterddp.runs.explanation import Explanation
 from clusterddp.runs.finding import find_root, find_run
-from clusterddp.runs.survey import survey
-from clusterddp.slurm.jobs import Phase
-from clusterddp.slurm.listing import ListedJob, ask_accounting
-from clusterddp.slurm.programs import Runner, run_program
+from clusterddp.runs.inquiry import examine
 from clusterddp.terminal import run_verb, talk_to_stderr
 
-__all__ = ["examine", "main", "render_explanation"]
+__all__ = ["main", "render_explanation"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,60 +49,6 @@ def _tell(given: argparse.Namespace) -> int:
     else:
         sys.stdout.write(render_explanation(found))
     return 0
-
-
-def examine(
-    run: RunDirectory, now: float | None = None, program: Runner = run_program
-) -> Explanation:
-    """Read all that is known of a run, ask Slurm, and explain it."""
-    moment = time.time() if now is None else now
-    look = survey([run], moment, program)[0]
-    facts = look.facts
-    number = _last_ended(facts)
-    job, before = _ask_accounting(look.job, program)
-    case = Case(
-        facts,
-        look.status,
-        job,
-        before,
-        None if number is None else read_evidence(facts, number),
-        _newest(facts, number),
-        _read_batch_log(run),
-    )
-    return explain(case)
-
-
-def _last_ended(facts: Facts) -> int | None:
-    """Give the newest attempt that ended badly; of a clean run the newest one."""
-    ends = [event.values for event in facts.events if event.kind == "attempt_ended"]
-    bad = [values for values in ends if values.get("cause") != "completed"]
-    found = bad or ends
-    return int(str(found[-1].get("attempt", 0))) if found else None
-
-
-def _ask_accounting(
-    job: ListedJob | None, program: Runner
-) -> tuple[ListedJob | None, ListedJob | None]:
-    """Give the job with its exit code, and how a waiting job's last start ended.
-
-    The queue tells neither.
-    """
-    if job is None or job.phase not in (Phase.OVER, Phase.WAITING) or job.exit_code:
-        return job, None
-    counted = (ask_accounting([job.id], program) or {}).get(job.id)
-    if counted is None or counted.phase is not Phase.OVER:
-        return job, None
-    return (counted, None) if job.phase is Phase.OVER else (job, counted)
-
-
-def _newest(facts: Facts, ended: int | None) -> AttemptEvidence | None:
-    is_open = facts.attempt is not None and facts.attempt != ended
-    return read_evidence(facts, facts.attempt or 0) if is_open else None
-
-
-def _read_batch_log(run: RunDirectory) -> tuple[str, ...]:
-    logs = sorted(run.submitit.glob("*_log.out"), key=lambda path: path.stat().st_mtime)
-    return read_last_lines(logs[-1]) if logs else ()
 
 
 def render_explanation(found: Explanation) -> str:

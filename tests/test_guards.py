@@ -24,6 +24,7 @@ LOGIN = [
     "clusterddp.logs",
 ]
 
+    "clusterddp.report",
 
 @pytest.mark.parametrize("module", LOGIN)
 def test_login_layer_leaves_torch_alone(module: str) -> None:

@@ -13,6 +13,7 @@ from clusterddp.logs import main as logs
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.finding import find_root, find_run, list_runs, select_runs
 from clusterddp.runs.folding import fold, prefix
+from clusterddp.runs.inquiry import examine
 from clusterddp.runs.output import Follower, render_attempt
 from clusterddp.runs.status import Status
 from clusterddp.runs.survey import survey
@@ -22,8 +23,8 @@ from clusterddp.slurm.programs import Completed
 from clusterddp.status import main as status
 from clusterddp.status import render_status
 from clusterddp.tables import brief_number, brief_seconds
-from clusterddp.why import examine, render_explanation
 from clusterddp.why import main as why
+from clusterddp.why import render_explanation
 from tests.replay import CASES, Replay, replay
 from tests.runs import ROOT
 

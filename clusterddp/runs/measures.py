@@ -85,20 +85,14 @@ def measure_spans(facts: Facts, now: float, reached: Mapping[int, int]) -> list[
         reached: the last finished step of each attempt, by its number.
     """
     starts = [event for event in facts.events if event.kind == "attempt_started"]
-    limits = [*(event.time for event in starts), _end(facts.events) or now]
-    return [
-        _span(facts, start, following, reached)
-        for start, following in zip(starts, limits[1:], strict=True)
-    ]
+    over = _end(facts.events) or now
+    return [_span(facts, start, over, reached) for start in starts]
 
 
-def _span(
-    facts: Facts, start: Event, following: float, reached: Mapping[int, int]
-) -> Span:
+def _span(facts: Facts, start: Event, over: float, reached: Mapping[int, int]) -> Span:
     number = int(str(start.values.get("attempt", 0)))
     end = _find_end(facts.events, number)
-    ended = end.time if end is not None else following
-    mine = [point for point in facts.points if start.time <= point["time"] <= ended]
+    ended = _broken_off(facts.events, start, over) if end is None else end.time
     timed = [
         (point, seconds)
         for point, seconds in _steps(facts)
@@ -108,32 +102,27 @@ def _span(
     train = min(length, sum(seconds for _, seconds in timed))
     lost_steps = _lost_steps(end, reached.get(number))
     lost = min(length - train, lost_steps * _pace(facts))
-    setup = _setup(start.time, mine, timed, length - train - lost)
-    cause = None if end is None else str(end.values.get("cause"))
+    setup = _setup(start.time, timed, length - train - lost)
     return Span(
-        number,
-        max(0.0, start.time - _free_since(facts.events, start)),
-        start.time,
-        ended,
-        cause,
-        train,
-        lost,
-        setup,
-        max(0.0, length - train - lost - setup),
-        lost_steps,
+        attempt=number,
+        queued=_queued(facts.events, start),
+        started=start.time,
+        ended=ended,
+        cause=None if end is None else str(end.values.get("cause")),
+        train=train,
+        lost=lost,
+        setup=setup,
+        rest=max(0.0, length - train - lost - setup),
+        lost_steps=lost_steps,
     )
 
 
-def _setup(
-    began: float,
-    mine: Sequence[Point],
-    timed: Sequence[tuple[Point, float]],
-    idle: float,
-) -> float:
+def _setup(began: float, timed: Sequence[tuple[Point, float]], idle: float) -> float:
     """Give the time before the first step; all idle time when no step was logged."""
-    if not mine or not timed:
+    if not timed:
         return idle
-    return min(idle, max(0.0, mine[0]["time"] - timed[0][1] - began))
+    point, seconds = timed[0]
+    return min(idle, max(0.0, point["time"] - seconds - began))
 
 
 def _lost_steps(end: Event | None, reached: int | None) -> int:
@@ -156,10 +145,22 @@ def _find_end(events: Sequence[Event], number: int) -> Event | None:
     return None
 
 
-def _free_since(events: Sequence[Event], start: Event) -> float:
-    """Give since when nothing but waiting stood before an attempt."""
-    before = [event.time for event in events if event.time < start.time]
-    return before[-1] if before else start.time
+def _broken_off(events: Sequence[Event], start: Event, over: float) -> float:
+    """Give when an attempt without an end was over at the latest."""
+    later = (
+        event.time
+        for event in events
+        if event.time > start.time and event.kind != "ranks_started"
+    )
+    return next(later, over)
+
+
+def _queued(events: Sequence[Event], start: Event) -> float:
+    """Give the wait before an attempt: since the submission, or the last decision."""
+    before = [event for event in events if event.time < start.time]
+    if not before or before[-1].kind in ("ranks_started", "attempt_started"):
+        return 0.0
+    return start.time - before[-1].time
 
 
 def _end(events: Sequence[Event]) -> float | None:
