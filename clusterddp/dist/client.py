@@ -5,20 +5,27 @@ somebody else; joining it mixes two trainings (measured: with `wait_for_workers`
 other one starts with a rank too many).
 """
 
+import contextlib
+import os
 import queue
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import TypeVar
 
 from torch.distributed import DistError, TCPStore
 
-__all__ = ["COOKIE", "connect"]
+__all__ = ["COOKIE", "connect", "with_short_lookups"]
+
+T = TypeVar("T")
 
 COOKIE = "clusterddp/cookie"
 """The key under which the store of rank 0 holds what proves that it is the one."""
 
 _CONNECT_S = 3.0
-_ANSWER = timedelta(seconds=5)
+_ANSWER = timedelta(seconds=15)
+_RESOLVER = "RES_OPTIONS"
 
 
 def connect(host: str, port: int, cookie: str, timeout: timedelta) -> TCPStore | None:
@@ -33,16 +40,10 @@ def connect(host: str, port: int, cookie: str, timeout: timedelta) -> TCPStore |
         socket.create_connection((host, port), timeout=_CONNECT_S).close()
     except (OSError, UnicodeError):
         return None
-    verified: queue.Queue[TCPStore | None] = queue.Queue()
-    attempt = threading.Thread(
-        target=lambda: verified.put(_verified(host, port, cookie)),
-        name="rendezvous-connect",
-        daemon=True,
-    )
-    attempt.start()
+    limit = _ANSWER.total_seconds()
     try:
-        store = verified.get(timeout=_ANSWER.total_seconds())
-    except queue.Empty:
+        store = with_short_lookups(lambda: _verified(host, port, cookie), limit)
+    except TimeoutError:
         return None
     if store is not None:
         store.set_timeout(timeout)
@@ -60,3 +61,46 @@ def _verified(host: str, port: int, cookie: str) -> TCPStore | None:
     except (DistError, UnicodeError):
         return None
     return None
+
+
+def with_short_lookups(make: Callable[[], T], limit_s: float) -> T:
+    """Give what `make` gives, in a thread that waits for name servers briefly.
+
+    TCPStore's client looks up the name of the very address that it was given, for a
+    log line. Where the name server does not answer that takes 10 s and more, and its
+    own timeout runs meanwhile (measured on 2.13; 64 clients of one node at once lose
+    some of the answers even of a good server). The C library reads RES_OPTIONS once in
+    each thread (resolv.conf(5)), so a new thread can be told.
+
+    Raises:
+        TimeoutError: it took longer than `limit_s`; the thread is left behind.
+    """
+    done: queue.Queue[tuple[T, None] | tuple[None, BaseException]] = queue.Queue()
+
+    def work() -> None:
+        try:
+            done.put((make(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            done.put((None, error))
+
+    with _short_lookups():
+        threading.Thread(target=work, name="store-client", daemon=True).start()
+        try:
+            made = done.get(timeout=limit_s)
+        except queue.Empty:
+            raise TimeoutError from None
+    if made[1] is not None:
+        raise made[1]
+    return made[0]
+
+
+@contextlib.contextmanager
+def _short_lookups() -> Iterator[None]:
+    if _RESOLVER in os.environ:
+        yield
+        return
+    os.environ[_RESOLVER] = "timeout:1 attempts:1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_RESOLVER, None)

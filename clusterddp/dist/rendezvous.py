@@ -33,13 +33,14 @@ from clusterddp.dist.channel import (
     unpublish_address,
     wait_for_address,
 )
-from clusterddp.dist.client import COOKIE, connect
+from clusterddp.dist.client import COOKIE, connect, with_short_lookups
 from clusterddp.dist.world import World
 from clusterddp.errors import RendezvousError
 
 __all__ = ["Meeting", "Place", "meet", "meet_store", "meeting_place"]
 
 _PAUSE_S = 0.2
+_GRACE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -152,15 +153,7 @@ def _host(place: Place, world_size: int, timeout: timedelta) -> Meeting:
     else:
         server = listen(place.fixed[1] if place.fixed else 0, loopback=place.loopback)
     port = server.getsockname()[1]
-    # The server's own client must not depend on how this host's name resolves.
-    store = TCPStore(
-        LOOPBACK,
-        port,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=server.detach(),
-    )
+    store = _open(server, port, timeout)
     # At a fixed address nothing is published: the key, known to all ranks of
     # this step and no others, takes the place of the cookie.
     cookie = place.key if place.fixed else secrets.token_hex(16)
@@ -168,6 +161,33 @@ def _host(place: Place, world_size: int, timeout: timedelta) -> Meeting:
     if place.fixed:
         return Meeting(store, place.fixed[0], port, place)
     return Meeting(store, _publish(place, world_size, port, cookie), port, place)
+
+
+def _open(server: socket.socket, port: int, timeout: timedelta) -> TCPStore:
+    """Give the store that listens on this socket; it owns it from here on."""
+
+    def make() -> TCPStore:
+        # The server's own client must not depend on how this host's name resolves.
+        return TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=server.detach(),
+        )
+
+    # The constructor keeps to its own timeout, but not closely.
+    limit = timeout.total_seconds() + _GRACE_S
+    try:
+        return with_short_lookups(make, limit)
+    except TimeoutError as error:
+        message = (
+            f"rendezvous: the store of rank 0 did not answer on its own port {port} "
+            f"within {limit:g} s, expected it at once; is loopback up on "
+            f"{socket.gethostname()}, and does its name server answer?"
+        )
+        raise RendezvousError(message) from error
 
 
 def _publish(place: Place, world_size: int, port: int, cookie: str) -> str:
