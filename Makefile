@@ -1,15 +1,16 @@
 # make demo    train the example on this machine with two processes
 # make test    install what the tests need (Debian's Slurm too) and run them all
 # make check   lint, format, types, import contracts
+# make chaos N=50   runs on that cluster, hit N times by random causes; compares bits
 # make slurm   a real Slurm cluster on this machine, to play with; make slurm-down ends it
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-SLURM_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2
+SLURM_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 strace
 
-.PHONY: demo test check slurm slurm-down clean
+.PHONY: demo test check chaos slurm slurm-down clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m clusterddp.submit jobs/exp.yaml --launcher pytorch
@@ -22,6 +23,10 @@ check: $(VENV)/.check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+N ?= 50
+chaos: $(VENV)/.test slurm-packages
+	$(BIN)/python -m benchmarks.chaos $(N)
 
 slurm: $(VENV)/.test slurm-packages
 	@$(BIN)/python -m tests.cluster up

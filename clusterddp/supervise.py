@@ -10,42 +10,39 @@ import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TypedDict
 
-from clusterddp.config import Job, read_job
-from clusterddp.errors import LaunchError, SlurmError, UsageError
-from clusterddp.files import read_json
+from clusterddp.config import Job
+from clusterddp.errors import EXIT_STOPPED, LaunchError, SlurmError, UsageError
+from clusterddp.launch.ending import collect_ending
 from clusterddp.launch.environment import rank_environment
 from clusterddp.launch.process import RankProcess
-from clusterddp.launch.step import local_command, step_command
+from clusterddp.launch.requeue import Leave, note_cancelled
+from clusterddp.launch.step import local_command, probe_command, step_command
+from clusterddp.launch.watch import Watch
 from clusterddp.processes import creation_time
 from clusterddp.runs.blame import find_blame
-from clusterddp.runs.decision import Action, Decision, decide
+from clusterddp.runs.changes import read_run_job
+from clusterddp.runs.decision import FAILURES, Action, Decision, Place, decide
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory, claim_attempt
-from clusterddp.runs.history import is_finished, read_past
+from clusterddp.runs.history import (
+    is_cancel_requested,
+    is_finished,
+    newest_checkpoint,
+    read_past,
+)
 from clusterddp.runs.holder import describe_owner, take_over
 from clusterddp.runs.ledger import Ledger
-from clusterddp.runs.verdict import (
-    Cause,
-    Ending,
-    Past,
-    classify,
-    read_summary,
-    read_verdicts,
-)
+from clusterddp.runs.verdict import Cause, Ending, Past, classify
 from clusterddp.slurm.allocation import Allocation, current_allocation
-from clusterddp.slurm.environment import restart_count
-from clusterddp.slurm.jobs import JobInfo, Phase
 from clusterddp.terminal import run_verb, talk_to, talk_to_stderr
 
 __all__ = ["in_job", "main", "supervise"]
 
 _LOG = logging.getLogger("clusterddp")
-_FAILURES = (Cause.CRASH, Cause.WRONG_JOB)
+_BLAMED = (*FAILURES, Cause.WRONG_JOB, Cause.OUT_OF_MEMORY)
 _STOP_SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -76,7 +73,7 @@ def supervise(run_dir: Path) -> int:
     if not run.job_file.is_file():
         message = f"{run.path}: no job.yaml; expected a run directory, see ls runs/*"
         raise UsageError(message)
-    job = read_job(run.job_file)
+    job = read_run_job(run)
     return _Supervisor(run, job, _find_allocation(run, job)).run_to_end()
 
 
@@ -90,7 +87,6 @@ class _Supervisor:
         self._job = job
         self._allocation = allocation
         self._requests: list[int] = []
-        self._passed_on = 0
 
     def run_to_end(self) -> int:
         """Start attempts until one of them, or a signal, ends the matter."""
@@ -100,11 +96,24 @@ class _Supervisor:
         try:
             code: int | None = None
             while code is None:
-                code = 0 if is_finished(self._run) else self._attempt_once()
+                code = self._is_over_already()
+                if code is None:
+                    code = self._attempt_once()
             return code
         finally:
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
+
+    def _is_over_already(self) -> int | None:
+        """Give the exit code of a run that is finished, or whose job is cancelled."""
+        if is_finished(self._run):
+            return 0
+        allocation = self._allocation
+        if allocation and is_cancel_requested(self._run, allocation.address):
+            ledger = Ledger(self._run, f"job-{allocation.address}-{os.getpid()}")
+            note_cancelled(ledger)
+            return EXIT_STOPPED
+        return None
 
     def _attempt_once(self) -> int | None:
         """One start of the ranks; gives an exit code when nothing is to follow."""
@@ -118,18 +127,25 @@ class _Supervisor:
             cause = classify(ending, self._job.slurm.signal_delay)
             past = [*read_past(self._run), _remember(cause, ending, self._run)]
             ledger.add("attempt_ended", **_to_event(attempt, ending, past[-1]))
-            is_on_slurm = self._allocation is not None
-            decision = decide(past, self._job.retry, on_slurm=is_on_slurm)
+            decision = decide(past, self._job.retry, self._place())
             _explain(attempt, cause, ending, decision)
-            return self._act(decision, ledger)
+            return self._act(decision, ending, ledger)
+
+    def _place(self) -> Place:
+        return Place(on_slurm=self._allocation is not None)
 
     def _watch(self, attempt: AttemptDirectory, ledger: Ledger) -> Ending:
         """Start the ranks, wait for their end, and collect what is known of it."""
         environ = rank_environment(os.environ, self._job, self._run, attempt)
+        probe: list[str] | None = None
         if self._allocation is None:
             command = local_command(self._job, self._run, sys.executable)
         else:
             command = step_command(self._job, self._run, attempt, sys.executable)
+            probe = probe_command(self._job)
+        watch = Watch(
+            self._job, self._run, attempt, self._requests, probe, self._is_taken_away
+        )
         process = RankProcess(
             command,
             environ,
@@ -140,116 +156,42 @@ class _Supervisor:
         ledger.add(
             "ranks_started", attempt=attempt.number, pid=process.pid, created=born
         )
-        code = process.wait(lambda: self._between(process, attempt))
-        return self._collect(attempt, code)
-
-    def _between(self, process: RankProcess, attempt: AttemptDirectory) -> None:
-        """While the ranks run: pass signals on (local), bound srun's start (Slurm).
-
-        Under Slurm the ranks get their signals from Slurm itself, and srun would
-        take one as an order to end the step at once.
-        """
-        if self._allocation is None and self._job.launcher != "none":
-            self._pass_on(process)
-        is_late = process.age_s > self._job.slurm.step_timeout
-        if self._allocation and is_late and not any(attempt.path.glob("*-0000.log")):
-            _LOG.warning("srun has not started the ranks in time: ending it")
-            process.end()
-
-    def _pass_on(self, process: RankProcess) -> None:
-        new = len(self._requests) - self._passed_on
-        if new and self._passed_on:
-            _LOG.warning("asked again: ending the ranks without another save")
-            process.end()
-        elif new:
-            _LOG.warning("asked to stop: the ranks save and leave; ask again to kill")
-            process.send(signal.SIGTERM)
-        self._passed_on += new
-
-    def _collect(self, attempt: AttemptDirectory, code: int) -> Ending:
-        facts = _JobFacts()
-        if self._allocation is None:
-            facts["is_interrupted"] = bool(self._requests)
-        elif (info := _ask_patiently(self._allocation)) is not None:
-            facts = _describe_job(info, os.environ)
-        return Ending(
-            code,
-            read_verdicts(attempt),
-            read_summary(attempt),
-            has_progress=bool((read_json(self._run.progress) or {}).get("step")),
-            said=_last_words(attempt.step_errors),
-            **facts,
+        seen = watch.wait_for(process)
+        asked = bool(self._requests)
+        return collect_ending(
+            self._run, attempt, seen, self._allocation, is_interrupted=asked
         )
 
-    def _act(self, decision: Decision, ledger: Ledger) -> int | None:
+    def _is_taken_away(self) -> bool:
+        """Say whether Slurm has requeued the job while its ranks were still there."""
+        if self._allocation is None:
+            return False
+        try:
+            return self._allocation.query().restarts > self._allocation.restarts
+        except SlurmError:
+            return False
+
+    def _act(self, decision: Decision, ending: Ending, ledger: Ledger) -> int | None:
         code = decision.exit_code
         if decision.action is Action.RESTART:
             ledger.add("restart", reason=decision.reason)
             return None
         if decision.action is Action.REQUEUE and self._allocation is not None:
-            return self._requeue(self._allocation, decision, ledger)
+            leave = Leave(self._run, self._job, self._allocation, ledger, in_job)
+            return leave.go(decision)
         kind = "finished" if decision.action is Action.FINISH else "stopped"
         ledger.add(kind, reason=decision.reason, code=code)
+        self._keep_dead(ending)
         return code
 
-    def _requeue(
-        self, allocation: Allocation, decision: Decision, ledger: Ledger
-    ) -> int:
-        """Requeue the job and leave at once: Slurm ends this process soon after."""
-        ledger.add("requeue", reason=decision.reason, job=allocation.address)
-        try:
-            allocation.requeue()
-        except SlurmError as error:
-            ledger.add("needs_resubmit", reason=str(error), code=error.exit_code)
-            raise
-        return decision.exit_code
+    def _keep_dead(self, ending: Ending) -> None:
+        """Cancel a job that Slurm has requeued, though its run shall stop."""
+        is_over = classify(ending, self._job.slurm.signal_delay) is not Cause.REQUEUED
+        if self._allocation is not None and ending.is_requeued and is_over:
+            self._allocation.cancel()
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         self._requests.append(signum)
-
-
-class _JobFacts(TypedDict, total=False):
-    is_interrupted: bool
-    is_cancelled: bool
-    is_requeued: bool
-    is_preempted: bool
-    seconds_left: float | None
-
-
-def _ask_patiently(allocation: Allocation) -> JobInfo | None:
-    """Ask how the job stands, again while the controller is busy or restarting.
-
-    After two minutes without an answer nothing is known: then nothing is requeued,
-    and the ranks are started again in the allocation.
-    """
-    for pause_s in (1, 2, 4, 8, 15, 30, 60, 0):
-        try:
-            return allocation.query()
-        except SlurmError as error:
-            _LOG.warning("%s", error)
-            time.sleep(pause_s)
-    return None
-
-
-def _describe_job(info: JobInfo, environ: Mapping[str, str]) -> _JobFacts:
-    """Say what the state of the job tells about an attempt's end.
-
-    EndTime is the limit only while the job runs; after scancel it is the time of the
-    cancellation (measured on 22.05), so the reason tells a time limit from a cancel.
-    """
-    is_over = info.phase is Phase.OVER or info.state == "COMPLETING"
-    is_preempted = info.preempt_time is not None
-    is_timeout = info.state == "TIMEOUT" or info.reason == "TimeLimit"
-    is_requeued = info.phase is Phase.WAITING or info.restarts > restart_count(environ)
-    left = 0.0 if is_timeout else None
-    if not is_over and info.end_time is not None:
-        left = info.end_time - time.time()
-    return _JobFacts(
-        is_cancelled=is_over and not (is_preempted or is_timeout or is_requeued),
-        is_requeued=is_requeued,
-        is_preempted=is_preempted and not is_requeued,
-        seconds_left=left,
-    )
 
 
 def _find_allocation(run: RunDirectory, job: Job) -> Allocation | None:
@@ -266,9 +208,11 @@ def _find_allocation(run: RunDirectory, job: Job) -> Allocation | None:
 
 
 def _remember(cause: Cause, ending: Ending, run: RunDirectory) -> Past:
-    saved = (read_json(run.progress) or {}).get("checkpoint")
-    failure = find_blame(ending).key if cause in _FAILURES else None
-    return Past(cause, saved if isinstance(saved, int) else None, failure)
+    saved = newest_checkpoint(run)
+    if cause not in _BLAMED:
+        return Past(cause, saved, lost=ending.lost_nodes)
+    blame = find_blame(ending)
+    return Past(cause, saved, blame.key, blame.host)
 
 
 def _to_event(
@@ -280,6 +224,8 @@ def _to_event(
         "code": ending.code,
         "checkpoint": past.checkpoint,
         "failure": past.failure,
+        "host": past.host,
+        "lost": list(past.lost),
         "step": ending.summary.step if ending.summary else None,
     }
 
@@ -287,7 +233,7 @@ def _to_event(
 def _explain(
     attempt: AttemptDirectory, cause: Cause, ending: Ending, decision: Decision
 ) -> None:
-    if cause in _FAILURES:
+    if cause in _BLAMED:
         blame = find_blame(ending)
         log = attempt.path if blame.rank is None else attempt.rank_log(blame.rank)
         _LOG.error("%s\n  see %s", blame.text, log)
@@ -299,13 +245,6 @@ def _explain(
         decision.action.value,
         decision.reason,
     )
-
-
-def _last_words(path: Path, size: int = 4096) -> str:
-    try:
-        return path.read_bytes()[-size:].decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from clusterddp.config import Job, load_job, parse_override, read_job
+from clusterddp.config import Job, load_job, parse_override
 from clusterddp.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
@@ -41,6 +41,7 @@ from clusterddp.launch.rank import (
 )
 from clusterddp.launch.stacks import answer_on_request
 from clusterddp.runs.blame import is_echo
+from clusterddp.runs.changes import read_run_job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.verdict import (
     Summary,
@@ -145,10 +146,10 @@ class _Rank:
     def _load_job(self) -> Job:
         target: Path = self._given.target
         if self._seat is not None:
-            return read_job(self._seat.run.job_file)
+            return read_run_job(self._seat.run)
         if target.is_dir():
             self._given.run = self._given.run or target
-            return read_job(RunDirectory(target).job_file)
+            return read_run_job(RunDirectory(target))
         overrides = [parse_override(text) for text in self._given.overrides]
         job = load_job(target, overrides)
         launcher = self._given.launcher

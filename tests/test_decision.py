@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from clusterddp.config.schema import Retry
-from clusterddp.runs.decision import Action, decide
+from clusterddp.runs.decision import FAILURES, Action, Place, decide
 from clusterddp.runs.verdict import Cause, Past
 
 NEVER_REQUEUED = {
@@ -14,7 +14,10 @@ NEVER_REQUEUED = {
     Cause.REQUEUED,
     Cause.INTERRUPTED,
     Cause.WRONG_JOB,
+    Cause.OUT_OF_MEMORY,
+    Cause.SUSPENDED,
     Cause.CRASH,
+    Cause.STALLED,
     Cause.SIGNALLED,
 }
 
@@ -34,11 +37,16 @@ NEVER_REQUEUED = {
         (Cause.REQUEUED, True, Action.STOP, 75),
         (Cause.INTERRUPTED, False, Action.STOP, 75),
         (Cause.WRONG_JOB, True, Action.STOP, 2),
+        (Cause.OUT_OF_MEMORY, True, Action.STOP, 1),
+        (Cause.NODE_FAILURE, True, Action.REQUEUE, 75),
+        (Cause.STALLED, True, Action.RESTART, 1),
+        (Cause.STALLED, False, Action.RESTART, 1),
+        (Cause.SUSPENDED, True, Action.RESTART, 75),
     ],
 )
 def test_table(cause: Cause, on_slurm: bool, action: Action, code: int) -> None:  # noqa: FBT001
     """The first time, with the default budgets."""
-    decision = decide([Past(cause)], Retry(), on_slurm=on_slurm)
+    decision = decide([Past(cause)], Retry(), Place(on_slurm))
     assert (decision.action, decision.exit_code) == (action, code)
 
 
@@ -48,16 +56,19 @@ def test_table(cause: Cause, on_slurm: bool, action: Action, code: int) -> None:
         (Cause.CRASH, Retry(crashes=2), "retry.crashes"),
         (Cause.TIME_LIMIT, Retry(timeouts=2), "retry.timeouts"),
         (Cause.PREEMPTED, Retry(preemptions=2), "retry.preemptions"),
+        (Cause.STALLED, Retry(crashes=2), "retry.crashes"),
+        (Cause.NODE_FAILURE, Retry(node_failures=2), "retry.node_failures"),
     ],
 )
 def test_budgets_count_their_own_cause_only(
     cause: Cause, policy: Retry, key: str
 ) -> None:
     """Two are allowed, the third stops the run and names the key to raise."""
-    others = [Past(other) for other in Cause if other is not cause]
+    same = FAILURES if cause in FAILURES else (cause,)
+    others = [Past(other) for other in Cause if other not in same]
     past = [*others, Past(cause), *others, Past(cause)]
-    assert decide(past, policy, on_slurm=True).action is not Action.STOP
-    last = decide([*past, Past(cause)], policy, on_slurm=True)
+    assert decide(past, policy, Place(on_slurm=True)).action is not Action.STOP
+    last = decide([*past, Past(cause)], policy, Place(on_slurm=True))
     assert last.action is Action.STOP
     assert f"{key} allows 2" in last.reason
 
@@ -65,7 +76,7 @@ def test_budgets_count_their_own_cause_only(
 def test_preemptions_are_unlimited_by_default() -> None:
     """A long run on a busy partition is preempted a thousand times."""
     past = [Past(Cause.PREEMPTED)] * 1000
-    assert decide(past, Retry(), on_slurm=True).action is Action.REQUEUE
+    assert decide(past, Retry(), Place(on_slurm=True)).action is Action.REQUEUE
 
 
 def test_every_history_has_a_decision_and_nothing_rises_from_the_dead() -> None:
@@ -73,7 +84,61 @@ def test_every_history_has_a_decision_and_nothing_rises_from_the_dead() -> None:
     for first, last in itertools.product(Cause, Cause):
         for on_slurm in (True, False):
             history = [Past(first), Past(last)]
-            decision = decide(history, Retry(), on_slurm=on_slurm)
+            decision = decide(history, Retry(), Place(on_slurm))
             assert decision.reason
             if last in NEVER_REQUEUED or not on_slurm:
                 assert decision.action is not Action.REQUEUE
+
+
+def failed(key: str | None, host: str | None, checkpoint: int | None = 5) -> Past:
+    return Past(Cause.CRASH, checkpoint, key, host)
+
+
+def test_the_same_failure_on_two_nodes_stops_the_run() -> None:
+    """It would fail for ever; the reason names it, whatever came between."""
+    past = [failed("E at x", "n1"), Past(Cause.PREEMPTED, 5), failed("E at x", "n2")]
+    decision = decide(past, Retry(), Place(on_slurm=True))
+    assert (decision.action, decision.exit_code) == (Action.STOP, 1)
+    assert "E at x twice on n1 and n2 and no newer checkpoint" in decision.reason
+
+
+def test_the_same_failure_on_one_node_excludes_the_node() -> None:
+    """The node may be the cause; without a cluster there is no other node."""
+    past = [failed("E at x", "n1"), failed("E at x", "n1")]
+    decision = decide(past, Retry(), Place(on_slurm=True))
+    assert (decision.action, decision.exclude) == (Action.REQUEUE, ("n1",))
+    assert decide(past, Retry(), Place(on_slurm=False)).action is Action.STOP
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        (failed("E at x", "n1", 5), failed("E at x", "n2", 10)),
+        (failed("E at x", "n1", None), failed("E at x", "n2", 5)),
+        (failed("E at x", "n1"), failed("E at y", "n2")),
+        (failed(None, None), failed(None, None)),
+    ],
+    ids=["newer checkpoint", "first checkpoint", "other failure", "nobody could tell"],
+)
+def test_failures_that_are_not_the_same_again(first: Past, last: Past) -> None:
+    """Progress, another failure, or no name for it: restarted within the budget."""
+    decision = decide([first, last], Retry(), Place(on_slurm=True))
+    assert decision.action is Action.RESTART
+
+
+def test_a_node_that_is_blamed_three_times_is_excluded() -> None:
+    """Different failures, newer checkpoints, but always the same node."""
+    past = [failed(f"E{step}", "n1", step) for step in (1, 2, 3)]
+    assert decide(past[:2], Retry(), Place(on_slurm=True)).action is Action.RESTART
+    decision = decide(past, Retry(), Place(on_slurm=True))
+    assert (decision.action, decision.exclude) == (Action.REQUEUE, ("n1",))
+    assert "n1 was blamed 3 times" in decision.reason
+
+
+def test_a_lost_node_is_excluded_unless_spares_are_left() -> None:
+    """Requeued without it; with spare nodes the same job goes on."""
+    past = [Past(Cause.NODE_FAILURE, 5, lost=("n2",))]
+    decision = decide(past, Retry(), Place(on_slurm=True))
+    assert (decision.action, decision.exclude) == (Action.REQUEUE, ("n2",))
+    spared = decide(past, Retry(), Place(on_slurm=True, has_spares=True))
+    assert (spared.action, spared.exclude) == (Action.RESTART, ("n2",))

@@ -17,14 +17,17 @@ LOGIN = [
     "clusterddp.submit",
     "clusterddp.wait",
     "clusterddp.supervise",
+    "clusterddp.reviving",
+    "clusterddp.cancelling",
+    "clusterddp.drilling",
     "clusterddp.launch.submission",
     "clusterddp.runs.view",
     "clusterddp.status",
     "clusterddp.why",
     "clusterddp.logs",
+    "clusterddp.report",
 ]
 
-    "clusterddp.report",
 
 @pytest.mark.parametrize("module", LOGIN)
 def test_login_layer_leaves_torch_alone(module: str) -> None:

@@ -101,18 +101,18 @@ def test_only_a_running_job_is_requeued(state: str) -> None:
     """After scancel, `scontrol requeue` would succeed; it is not even asked."""
     run = Recorder(Completed(0, RUNNING.replace("RUNNING", state), ""))
     with pytest.raises(SlurmError, match=f"found {state}, expected RUNNING"):
-        Allocation("7", run).requeue()
+        Allocation("7", run, restarts=2).requeue()
     assert len(run.asked) == 1
 
 
 def test_requeue_addresses_one_element() -> None:
     """An element is `<array>_<task>`; its own id may be the whole array's."""
     run = Recorder(Completed(0, RUNNING, ""), Completed(0, "", ""))
-    Allocation("7_3", run).requeue()
+    Allocation("7_3", run, restarts=2).requeue()
     assert run.asked[-1] == ["scontrol", "requeue", "7_3"]
     refused = Recorder(Completed(0, RUNNING, ""), Completed(1, "", "Access denied"))
     with pytest.raises(SlurmError, match="Access denied"):
-        Allocation("7", refused).requeue()
+        Allocation("7", refused, restarts=2).requeue()
 
 
 def test_forgotten_job() -> None:

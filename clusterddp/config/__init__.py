@@ -2,6 +2,7 @@
 
 from clusterddp.config.load import (
     Override,
+    change_job,
     load_job,
     parse_override,
     read_job,
@@ -13,6 +14,7 @@ from clusterddp.config.schema import Job
 __all__ = [
     "Job",
     "Override",
+    "change_job",
     "load_job",
     "parse_override",
     "read_job",

@@ -19,6 +19,7 @@ from clusterddp.errors import JobFileError, UsageError
 
 __all__ = [
     "Override",
+    "change_job",
     "load_job",
     "parse_override",
     "read_job",
@@ -98,6 +99,28 @@ def read_job(path: Path) -> Job:
         return Job.model_validate(source.values)
     except ValidationError as error:
         raise JobFileError(_explain(error.errors(), source, {})) from error
+
+
+def change_job(job: Job, overrides: Sequence[Override]) -> Job:
+    """Give a job with some of its values replaced; pure.
+
+    Raises:
+        UsageError: a key or a value cannot be, or does not go with the others.
+    """
+    values = job.model_dump(mode="json", exclude_none=True)
+    for override in overrides:
+        _put(values, override)
+    typed = {override.key: override.said for override in overrides}
+    nowhere = Source("job.yaml", values, {})
+    try:
+        changed = Job.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(_explain(error.errors(), nowhere, typed)) from error
+    findings = check_job(changed)
+    if findings:
+        lines = (_line(key, text, nowhere, typed) for key, text in findings)
+        raise UsageError("\n".join(lines))
+    return changed
 
 
 def render_job(job: Job) -> str:

@@ -40,7 +40,6 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from clusterddp.config import read_job
 from clusterddp.config.schema import Job
 from clusterddp.dist.address import address_candidates
 from clusterddp.dist.arguments import parse_port_range
@@ -49,6 +48,7 @@ from clusterddp.dist.world import World, world_from_environment
 from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, ClusterDDPError
 from clusterddp.launch.environment import AGENT, ATTEMPT
 from clusterddp.launch.lifeline import end_with_parent
+from clusterddp.runs.changes import read_run_job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.verdict import (
     Verdict,
@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(signum, lambda number, _frame: requests.append(number))
     run = RunDirectory(Path(arguments[0]))
     attempt = run.attempt(int(os.environ[ATTEMPT]))
-    job = read_job(run.job_file)
+    job = read_run_job(run)
     seat = _Seat.of(job, os.environ)
     launch = _Launch(_config(job, attempt, seat), _rank_command(run))
     os.environ[AGENT] = str(os.getpid())

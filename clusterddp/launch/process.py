@@ -11,6 +11,8 @@ from clusterddp.processes import end_process_tree
 __all__ = ["RankProcess"]
 
 _POLL_S = 0.1
+# Longer between two looks than any busy machine makes it: this process stood still.
+_STOOD_STILL_S = 5.0
 
 
 class RankProcess:
@@ -49,6 +51,11 @@ class RankProcess:
             message = f"{command[0]}: cannot be started ({error.strerror}); is it here?"
             raise LaunchError(message) from error
         self._started = time.monotonic()
+        self._looked = self._started
+        self.stood_still_s = 0.0
+        """For how many seconds altogether this process itself was suspended."""
+        self.suspended_at: float | None = None
+        """When that was noticed last, by time.monotonic()."""
 
     @property
     def pid(self) -> int:
@@ -57,16 +64,38 @@ class RankProcess:
 
     @property
     def age_s(self) -> float:
-        """For how many seconds it has been running."""
-        return time.monotonic() - self._started
+        """For how many seconds it has been running, suspensions left out."""
+        return time.monotonic() - self._started - self.stood_still_s
 
-    def wait(self, between: Callable[[], None]) -> int:
-        """Wait for its end and give its exit code; `between` is called meanwhile."""
+    def wait(self, between: Callable[[], object]) -> int | None:
+        """Wait for its end and give its exit code; `between` is called meanwhile.
+
+        Returns:
+            None when `between` gave True: it is left to itself.
+        """
+        self._looked = time.monotonic()
         while True:
             try:
                 return self._process.wait(timeout=_POLL_S)
             except subprocess.TimeoutExpired:
-                between()
+                self._note_suspension()
+                if between() is True:
+                    return None
+                self._looked = time.monotonic()  # looking took time, it was no gap
+            finally:
+                self._note_suspension()
+
+    def _note_suspension(self) -> None:
+        """See by the clock whether this process was stopped since the last look.
+
+        Gang scheduling stops supervisor and ranks alike (PreemptMode=SUSPEND,GANG:
+        TSTP, STOP, later CONT; measured), and no timer must take that for silence.
+        """
+        now = time.monotonic()
+        gap, self._looked = now - self._looked, now
+        if gap > _STOOD_STILL_S:
+            self.stood_still_s += gap
+            self.suspended_at = now
 
     def send(self, signum: int) -> None:
         """Send it a signal, if it is still there."""

@@ -3,7 +3,7 @@
 from clusterddp.config.schema import Job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 
-__all__ = ["local_command", "step_command"]
+__all__ = ["local_command", "probe_command", "step_command"]
 
 
 def step_command(
@@ -27,6 +27,26 @@ def step_command(
         *job.slurm.srun_args,
         python,
         *_program(job, run),
+    ]
+
+
+def probe_command(job: Job) -> list[str]:
+    """Give the srun words that start a program once on each node, beside the ranks.
+
+    Without --overlap a second step waits until the first has ended (measured).
+    """
+    nodes = job.slurm.nodes
+    return [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        "--overlap",
+        "--input=none",
+        "--export=ALL",
+        "--mpi=none",
+        *job.slurm.srun_args,
     ]
 
 

@@ -24,18 +24,23 @@ from clusterddp.runs.directory import RunDirectory
 __all__ = ["render_script", "send", "written_options"]
 
 
-def render_script(job: Job, run: RunDirectory, python: str) -> str:
+def render_script(
+    job: Job, run: RunDirectory, python: str, after: str | None = None
+) -> str:
     """Give the sbatch script that `send` would hand to Slurm; pure.
 
     Args:
         job: the job.
         run: where the run's directory is, or would be.
-        python: the interpreter of the supervisor and of the ranks.
+        python: the interpreter of the supervisor.
+        after: sbatch's --dependency.
     """
     command = (
         f"{_exec(python)} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
     )
-    return _make_sbatch_string(command, run.submitit, **_parameters(job, run))
+    return _make_sbatch_string(
+        command, run.submitit, **_parameters(job, run, after=after)
+    )
 
 
 def send(
@@ -43,6 +48,8 @@ def send(
     run: RunDirectory,
     environ: Mapping[str, str],
     entry: Callable[[str], None],
+    token: str = "",
+    after: str | None = None,
 ) -> str:
     """Submit the run's supervisor and give the job's id.
 
@@ -52,6 +59,9 @@ def send(
         environ: what sbatch is given as environment.
         entry: what runs as the batch task, given the run directory; a callable of
             a module, because submitit pickles it by name.
+        token: what the job's comment ends with, so that it can be found again when
+            sbatch's answer got lost.
+        after: sbatch's --dependency, such as `afterok:12`.
 
     Raises:
         SlurmError: sbatch is missing or refuses; its words are in the message.
@@ -59,7 +69,7 @@ def send(
     with _environment(environ):
         try:
             executor = SlurmExecutor(folder=run.submitit, python=_exec(sys.executable))
-            executor.update_parameters(**_parameters(job, run))
+            executor.update_parameters(**_parameters(job, run, token, after))
             return str(executor.submit(entry, str(run.path)).job_id)
         except FailedJobError as error:
             message = f"sbatch refused: {_last_line(str(error))}"
@@ -78,8 +88,13 @@ def written_options(job: Job) -> frozenset[str]:
     return frozenset(section) | {key.replace("-", "_") for key in job.slurm.extra}
 
 
-def _parameters(job: Job, run: RunDirectory) -> dict[str, Any]:
+def _parameters(
+    job: Job, run: RunDirectory, token: str = "", after: str | None = None
+) -> dict[str, Any]:
     slurm = job.slurm
+    waits = [str(slurm.extra.get("dependency") or ""), after or ""]
+    dependency = ",".join(filter(None, waits))
+    extra = {**slurm.extra, **({"dependency": dependency} if dependency else {})}
     wanted: dict[str, Any] = {
         "job_name": job.name,
         "nodes": slurm.nodes,
@@ -95,10 +110,10 @@ def _parameters(job: Job, run: RunDirectory) -> dict[str, Any]:
         "exclude": slurm.exclude,
         "setup": list(slurm.setup) or None,
         "signal_delay_s": math.ceil(slurm.signal_delay),
-        "comment": f"clusterddp {run.path.parent.name}/{run.id}",
+        "comment": f"clusterddp {run.path.parent.name}/{run.id} {token}".strip(),
         "stderr_to_stdout": True,
         "use_srun": False,
-        "additional_parameters": {"requeue": True, **slurm.extra},
+        "additional_parameters": {"requeue": True, **extra},
     }
     # wckey=None removes submitit's own, which sites that enforce wckeys refuse.
     return {k: v for k, v in wanted.items() if v is not None} | {"wckey": None}

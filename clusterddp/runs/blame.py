@@ -20,29 +20,42 @@ class Blame:
     Attributes:
         rank: the rank that failed first; None when nobody can tell.
         text: one or two lines for a person.
-        key: what makes two failures the same: exception and frame, signal, or code.
+        key: what makes two failures the same: exception and frame, signal, or code;
+            None where nobody could tell.
+        host: the node that the rank ran on.
     """
 
     rank: int | None
     text: str
-    key: str
+    key: str | None
+    host: str | None = None
 
 
 def find_blame(ending: Ending) -> Blame:
     """Name the rank that ended an attempt: by its own word, srun's, or an echo's."""
+    if ending.is_stalled:
+        return _from_stall(ending)
     failed = [one for one in ending.verdicts if one.cause in ("crash", "wrong job")]
     spoke = [one for one in failed if not _is_echo(one)]
     if spoke:
         return _from_verdict(spoke[0])
     for rank, host, how in _parse_dead_tasks(ending.said):
         if rank not in {one.rank for one in failed}:
-            return Blame(rank, f"rank {rank} on {host}: {how}", how)
+            return Blame(rank, f"rank {rank} on {host}: {how}", how, host)
     if failed:
         who = f"rank {failed[0].rank} on {failed[0].host}"
-        return Blame(failed[0].rank, f"{who} lost another, which left no word", "echo")
+        return Blame(failed[0].rank, f"{who} lost another, which left no word", None)
     said = ending.said.strip()
     text = f"the launcher left with {ending.code}" + (f": {said}" if said else "")
-    return Blame(None, text, f"launcher {ending.code}")
+    return Blame(None, text, None)
+
+
+def _from_stall(ending: Ending) -> Blame:
+    if ending.silent is None:
+        return Blame(None, "no rank finished a step in time; see stacks/", "stalled")
+    rank, host = ending.silent
+    text = f"rank {rank} on {host} did not answer, and no step was finished in time"
+    return Blame(rank, text, "stalled", host)
 
 
 # gloo says "Connection closed by peer" 23 ms after a kill -9 (measured); TCPStore and
@@ -68,11 +81,13 @@ def _from_verdict(verdict: Verdict) -> Blame:
     if verdict.failure is not None:
         failure = verdict.failure
         text = f"{who}: {failure.type}: {failure.message}\n  at {failure.where}"
-        return Blame(verdict.rank, text, f"{failure.type} at {failure.where}")
+        key = f"{failure.type} at {failure.where}"
+        return Blame(verdict.rank, text, key, verdict.host)
     if verdict.signal is not None:
-        return Blame(verdict.rank, f"{who}: killed by {verdict.signal}", verdict.signal)
+        text = f"{who}: killed by {verdict.signal}"
+        return Blame(verdict.rank, text, verdict.signal, verdict.host)
     how = f"left with {verdict.code}"
-    return Blame(verdict.rank, f"{who}: {how}", how)
+    return Blame(verdict.rank, f"{who}: {how}", how, verdict.host)
 
 
 # `srun: error: n1: task 1: Killed`, `n2: tasks 2-3: Exited with exit code 1` (22.05).

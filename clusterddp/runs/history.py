@@ -1,16 +1,46 @@
 """What a run has been through, as its ledger and its attempts tell it."""
 
+import re
+
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.ledger import Event, read_events
 from clusterddp.runs.verdict import Cause, Past, read_summary
 
-__all__ = ["is_finished", "last_ranks", "read_exit_code", "read_past"]
+__all__ = [
+    "is_cancel_requested",
+    "is_finished",
+    "last_ranks",
+    "newest_checkpoint",
+    "read_exit_code",
+    "read_past",
+]
+
+_CHECKPOINT = re.compile(r"step-(\d{8,})")
 
 
 def is_finished(run: RunDirectory) -> bool:
     """Say whether the last step is done and saved, by rank 0's own word."""
     summaries = (read_summary(attempt) for attempt in reversed(run.list_attempts()))
     return any(found is not None and found.cause == "completed" for found in summaries)
+
+
+def is_cancel_requested(run: RunDirectory, job: str) -> bool:
+    """Say whether `clusterddp.cancel` was told to end this job of the run.
+
+    A request names its job: it says nothing about a later one.
+    """
+    wanted = (event for event in read_events(run) if event.kind == "cancel_requested")
+    return any(event.values.get("job") == job for event in wanted)
+
+
+def newest_checkpoint(run: RunDirectory) -> int | None:
+    """Give the step of the newest published checkpoint; None: there is none."""
+    try:
+        names = [path.name for path in run.checkpoints.iterdir()]
+    except OSError:
+        return None
+    steps = [int(match[1]) for match in map(_CHECKPOINT.fullmatch, names) if match]
+    return max(steps, default=None)
 
 
 def read_past(run: RunDirectory) -> list[Past]:
@@ -37,12 +67,19 @@ def _past(event: Event) -> Past | None:
         cause = Cause(event.values.get("cause"))
     except ValueError:  # a cause that a newer version knows
         return None
-    saved, failure = event.values.get("checkpoint"), event.values.get("failure")
+    values = event.values
+    saved, lost = values.get("checkpoint"), values.get("lost")
     return Past(
         cause,
         saved if isinstance(saved, int) else None,
-        None if failure is None else str(failure),
+        _text(values.get("failure")),
+        _text(values.get("host")),
+        tuple(map(str, lost)) if isinstance(lost, list) else (),
     )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def read_exit_code(run: RunDirectory) -> int | None:

@@ -5,6 +5,7 @@ rank killed gives 143: measured on Slurm 22.05), so the ranks write files.
 """
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -33,7 +34,11 @@ class Cause(enum.Enum):
     PREEMPTED = "preempted"
     TIME_LIMIT = "time limit"
     SIGNALLED = "signalled"
+    SUSPENDED = "suspended"
+    NODE_FAILURE = "node failure"
+    STALLED = "stalled"
     CRASH = "crash"
+    OUT_OF_MEMORY = "out of memory"
     CANCELLED = "cancelled"
     REQUEUED = "requeued"
     INTERRUPTED = "interrupted"
@@ -92,12 +97,17 @@ class Past:
     Attributes:
         cause: why it ended.
         checkpoint: the newest good checkpoint at its end, by step; None: none.
-        failure: what names the failure: exception type and frame, or signal.
+        failure: what names the failure: exception type and frame, or signal; None
+            where nobody could tell.
+        host: the node of the rank that failed.
+        lost: nodes that no longer answered.
     """
 
     cause: Cause
     checkpoint: int | None = None
     failure: str | None = None
+    host: str | None = None
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,8 @@ class Ending:
     """All that is known when the ranks of an attempt are gone.
 
     Attributes:
-        code: the exit code of srun, of the agent or of the one process.
+        code: the exit code of srun, of the agent or of the one process; None: not
+            known, Slurm took the job away.
         verdicts: what the ranks wrote, the first to end first.
         summary: what rank 0 wrote, if it did.
         is_cancelled: somebody cancelled the job.
@@ -114,10 +125,15 @@ class Ending:
         seconds_left: until the job's time limit, None if there is none.
         is_interrupted: the supervisor itself was asked to stop (Ctrl-C, TERM).
         has_progress: some step of the run was finished, in whatever attempt.
+        is_stalled: no step was finished for too long, and the ranks were ended.
+        was_suspended: this process itself stood still shortly before the end.
+        lost_nodes: nodes of the job that no longer answer.
+        never_started: srun could not start the ranks in time.
+        silent: the rank (and its node) that could not say where it hung.
         said: the last words of srun or of the agent.
     """
 
-    code: int
+    code: int | None
     verdicts: tuple[Verdict, ...] = ()
     summary: Summary | None = None
     is_cancelled: bool = False
@@ -126,6 +142,11 @@ class Ending:
     seconds_left: float | None = None
     is_interrupted: bool = False
     has_progress: bool = False
+    is_stalled: bool = False
+    was_suspended: bool = False
+    lost_nodes: tuple[str, ...] = ()
+    never_started: bool = False
+    silent: tuple[int, str] | None = None
     said: str = ""
 
 
@@ -138,11 +159,15 @@ def classify(ending: Ending, signal_delay_s: float) -> Cause:
     for cause, holds in (
         (Cause.COMPLETED, _is(ending.summary, "completed")),
         (Cause.CANCELLED, ending.is_cancelled),
-        (Cause.REQUEUED, ending.is_requeued),
         (Cause.INTERRUPTED, ending.is_interrupted),
+        (Cause.NODE_FAILURE, _is_node_failure(ending)),
+        (Cause.REQUEUED, ending.is_requeued),
         (Cause.PREEMPTED, ending.is_preempted),
         (Cause.TIME_LIMIT, _is_at_the_limit(ending, signal_delay_s)),
+        (Cause.STALLED, ending.is_stalled),
+        (Cause.SUSPENDED, ending.was_suspended),
         (Cause.SIGNALLED, _is(ending.summary, "stopped")),
+        (Cause.OUT_OF_MEMORY, _is_out_of_memory(ending) and not ending.has_progress),
         (Cause.WRONG_JOB, _is_wrong_job(ending)),
     ):
         if holds:
@@ -161,6 +186,27 @@ def _is_at_the_limit(ending: Ending, signal_delay_s: float) -> bool:
     return is_near and (
         (left is not None and left <= 0) or _is(ending.summary, "stopped")
     )
+
+
+def _is_node_failure(ending: Ending) -> bool:
+    """A node that does not answer now is the cause, whatever its peers then said."""
+    return bool(ending.lost_nodes) or ending.never_started
+
+
+# srun and slurmstepd of 22.05: `task 0: Out Of Memory`, `Detected 1 oom_kill event`;
+# torch: `DefaultCPUAllocator: can't allocate memory`, `CUDA out of memory`.
+_MEMORY_WORDS = re.compile(
+    r"out of memory|oom[-_]kill|can't allocate memory", re.IGNORECASE
+)
+
+
+def _is_out_of_memory(ending: Ending) -> bool:
+    failures = [one.failure for one in ending.verdicts if one.failure is not None]
+    told = (f"{failure.type} {failure.message}" for failure in failures)
+    words = [ending.said, *told]
+    types = {failure.type for failure in failures}
+    is_type = bool(types & {"MemoryError", "OutOfMemoryError"})
+    return is_type or any(_MEMORY_WORDS.search(text) for text in words)
 
 
 def _is_wrong_job(ending: Ending) -> bool:

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 from clusterddp.errors import SlurmError
+from clusterddp.slurm.hostlist import expand_hostlist
 from clusterddp.slurm.programs import Runner, run_program
 
 __all__ = ["JobInfo", "Phase", "parse_job", "phase_of", "query_job"]
@@ -61,6 +62,7 @@ class JobInfo:
         restarts: how often it has been requeued.
         may_requeue: whether Slurm would take a requeue.
         nodes: its node list, as Slurm writes it.
+        excluded: nodes that it must not get.
     """
 
     state: str
@@ -70,6 +72,7 @@ class JobInfo:
     restarts: int = 0
     may_requeue: bool = True
     nodes: str = ""
+    excluded: tuple[str, ...] = ()
 
     @property
     def phase(self) -> Phase:
@@ -95,6 +98,7 @@ def parse_job(text: str) -> JobInfo:
         restarts=int(_field(text, "Restarts") or 0),
         may_requeue=_field(text, "Requeue") != "0",
         nodes=_field(text, "NodeList"),
+        excluded=_nodes(_field(text, "ExcNodeList")),
     )
 
 
@@ -126,6 +130,10 @@ def query_job(job_id: str, run: Runner = run_program) -> JobInfo | None:
 def _field(text: str, key: str) -> str:
     match = re.search(rf"(?:^|\s){key}=(\S*)", text)
     return match[1] if match else ""
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    return () if text in ("", "(null)") else tuple(expand_hostlist(text))
 
 
 def _time(text: str) -> float | None:

@@ -1,0 +1,120 @@
+"""Leaving an allocation so that the run goes on: requeue the job, or send another."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clusterddp.config.schema import Job
+from clusterddp.errors import EXIT_STOPPED, SlurmError
+from clusterddp.launch.ending import describe_job
+from clusterddp.launch.successor import send_further_job
+from clusterddp.runs.decision import Decision
+from clusterddp.runs.directory import RunDirectory
+from clusterddp.runs.history import is_cancel_requested
+from clusterddp.runs.ledger import Ledger
+from clusterddp.runs.verdict import Cause
+from clusterddp.slurm.allocation import Allocation
+from clusterddp.slurm.nodes import count_usable
+from clusterddp.slurm.patience import patiently
+
+__all__ = ["Leave", "note_cancelled"]
+
+_LOG = logging.getLogger("clusterddp")
+
+
+@dataclass(frozen=True)
+class Leave:
+    """What is needed to leave an allocation and come back.
+
+    Attributes:
+        run: the run.
+        job: its job.
+        allocation: the job that this process runs in.
+        ledger: this attempt's.
+        entry: what a successor runs as its batch task.
+    """
+
+    run: RunDirectory
+    job: Job
+    allocation: Allocation
+    ledger: Ledger
+    entry: Callable[[str], None]
+
+    def go(self, decision: Decision) -> int:
+        """Requeue the job, or send a successor; the caller leaves at once.
+
+        Slurm ends this process soon after the requeue. A job that may not be
+        requeued (JobRequeue=0) gets a successor into the same run directory.
+
+        Returns:
+            The supervisor's exit code.
+
+        Raises:
+            SlurmError: neither worked; the ledger says "needs resubmit".
+        """
+        if is_cancel_requested(self.run, self.allocation.address):
+            return self._stop(decision)
+        try:
+            self._return(decision)
+        except SlurmError as error:
+            if self._was_cancelled():
+                return self._stop(decision)
+            words = {"reason": str(error), "code": error.exit_code}
+            self.ledger.add("needs_resubmit", **words)
+            raise
+        return decision.exit_code
+
+    def _return(self, decision: Decision) -> None:
+        allocation = self.allocation
+        info = patiently(allocation.query)
+        exclude = _affordable(self.job, allocation, decision.exclude)
+        if not info.may_requeue and info.restarts == allocation.restarts:
+            self.ledger.add("successor", reason=decision.reason)
+            sent = send_further_job(
+                self.run, self.job, os.environ, self.entry, exclude=exclude
+            )
+            _LOG.warning("the job may not be requeued: job %s goes on", sent)
+            return
+        self.ledger.add("requeue", reason=decision.reason, job=allocation.address)
+        patiently(allocation.requeue)
+        if exclude:
+            done = allocation.exclude(exclude)
+            words = done.err.strip() if done.code else None
+            self.ledger.add("excluded", nodes=list(exclude), error=words)
+
+    def _was_cancelled(self) -> bool:
+        """Ask once more: a scancel between the decision and the requeue wins."""
+        try:
+            info = self.allocation.query()
+        except SlurmError:
+            return False
+        return describe_job(info, self.allocation).get("is_cancelled", False)
+
+    def _stop(self, decision: Decision) -> int:
+        note_cancelled(self.ledger)
+        return decision.exit_code
+
+
+def note_cancelled(ledger: Ledger) -> None:
+    """Write down that a run stops because somebody cancelled its job."""
+    words = {"reason": "the job was cancelled", "cause": Cause.CANCELLED.value}
+    ledger.add("stopped", **words, code=EXIT_STOPPED)
+
+
+def _affordable(
+    job: Job, allocation: Allocation, nodes: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Leave an exclusion out if the job could then never start again."""
+    if not nodes:
+        return ()
+    usable = count_usable(allocation.partition, nodes, allocation.run)
+    if usable is not None and usable < job.slurm.nodes:
+        _LOG.warning(
+            "not excluding %s: only %d other nodes can be used, the job needs %d",
+            ", ".join(nodes),
+            usable,
+            job.slurm.nodes,
+        )
+        return ()
+    return nodes

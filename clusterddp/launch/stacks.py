@@ -1,0 +1,168 @@
+"""Stacks of hanging ranks: each is asked for its own; the silent are looked at.
+
+A rank that hangs in a collective answers SIGQUIT all the same, because faulthandler
+writes from the C level. A rank that stands still (SIGSTOP, a dead file system) does
+not, and is described from /proc instead. The supervisor runs this module once on
+every node of the attempt: `python -m clusterddp.launch.stacks RUN_DIR ATTEMPT`.
+"""
+
+import faulthandler
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from clusterddp.files import read_json, write_json
+from clusterddp.launch.environment import ATTEMPT, RUN_DIR
+from clusterddp.runs.directory import AttemptDirectory, RunDirectory
+
+__all__ = [
+    "answer_on_request",
+    "collect_here",
+    "collect_stacks",
+    "find_ranks",
+    "find_silent",
+    "stacks_directory",
+]
+
+_NODE = "SLURMD_NODENAME"
+_ANSWER_S = 3.0
+_LONGEST_S = 40.0
+
+
+def stacks_directory(attempt: AttemptDirectory) -> Path:
+    """Give where the stacks of an attempt's ranks lie."""
+    return attempt.path / "stacks"
+
+
+def answer_on_request(attempt: AttemptDirectory, rank: int) -> None:
+    """Let this rank write the stacks of its threads whenever it gets a SIGQUIT."""
+    directory = stacks_directory(attempt)
+    directory.mkdir(parents=True, exist_ok=True)
+    file = (directory / f"rank-{rank:04d}.txt").open("w")
+    faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
+
+
+def collect_stacks(
+    run: RunDirectory, attempt: AttemptDirectory, step: Sequence[str] | None
+) -> None:
+    """Ask all ranks of an attempt for their stacks; bounded in time, never raises.
+
+    Args:
+        run: the run.
+        attempt: the attempt that hangs.
+        step: the srun words that start a program once on each node; None: the ranks
+            are on this machine.
+    """
+    if step is None:
+        collect_here(run, attempt)
+        return
+    module = "clusterddp.launch.stacks"
+    command = [*step, sys.executable, "-m", module, str(run.path), attempt.path.name]
+    with attempt.step_errors.open("ab") as sink:
+        try:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                timeout=_LONGEST_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            sink.write(f"stacks: {error}\n".encode())
+
+
+def collect_here(run: RunDirectory, attempt: AttemptDirectory) -> None:
+    """Ask the ranks on this node, and describe those that do not answer."""
+    ranks = list(find_ranks(run, attempt))
+    for _, process in ranks:
+        process.send_signal(signal.SIGQUIT)
+    time.sleep(_ANSWER_S)
+    directory = stacks_directory(attempt)
+    for rank, process in ranks:
+        answer = directory / f"rank-{rank:04d}.txt"
+        if not answer.exists() or answer.stat().st_size == 0:
+            words = {"rank": rank, "host": socket.gethostname(), **_describe(process)}
+            write_json(directory / f"silent-{rank:04d}.json", words)
+
+
+def find_silent(attempt: AttemptDirectory) -> tuple[int, str] | None:
+    """Give the first rank that did not answer, and its node; None if all did."""
+    for path in sorted(stacks_directory(attempt).glob("silent-*.json")):
+        words = read_json(path) or {}
+        rank, host = words.get("rank"), words.get("host")
+        if isinstance(rank, int) and isinstance(host, str):
+            return rank, host
+    return None
+
+
+def find_ranks(
+    run: RunDirectory, attempt: AttemptDirectory
+) -> Iterator[tuple[int, psutil.Process]]:
+    """Give number and process of an attempt's ranks on this node."""
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ() if _is_rank(process) else {}
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        is_ours = environ.get(RUN_DIR) == str(run.path) and _is_here(environ)
+        if is_ours and environ.get(ATTEMPT) == attempt.path.name:
+            rank = environ.get("RANK") or environ.get("SLURM_PROCID") or "0"
+            yield int(rank), process
+
+
+def _is_here(environ: Mapping[str, str]) -> bool:
+    """Say whether a rank is this node's; several slurmds may share one machine."""
+    mine, node = os.environ.get(_NODE), environ.get(_NODE)
+    return mine is None or node is None or mine == node
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    """Say whether this is a rank: not its forked loader worker, and not its srun.
+
+    srun has the rank's words at the end of its own, and a SIGQUIT ends the step.
+    """
+    if not _has_words(process):
+        return False
+    parent = process.parent()
+    return parent is None or not _has_words(parent)
+
+
+def _has_words(process: psutil.Process) -> bool:
+    words = process.cmdline()
+    return "clusterddp.train" in words and Path(words[0]).name != "srun"
+
+
+def _describe(process: psutil.Process) -> dict[str, object]:
+    proc = Path("/proc") / str(process.pid)
+    threads = {
+        path.name: {"state": _state(path), "waits_in": _read(path / "wchan")}
+        for path in sorted(proc.glob("task/*"))
+    }
+    command = _read(proc / "cmdline").replace("\0", " ").strip()
+    return {"pid": process.pid, "command": command, "threads": threads}
+
+
+def _state(path: Path) -> str:
+    """Give a thread's state, e.g. `T (stopped)` (proc(5), status)."""
+    lines = _read(path / "status").splitlines()
+    return next((line[6:].strip() for line in lines if line.startswith("State:")), "")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    _run = RunDirectory(Path(sys.argv[1]))
+    collect_here(_run, _run.attempt(int(sys.argv[2])))

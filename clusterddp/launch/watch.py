@@ -1,0 +1,148 @@
+"""What a supervisor does while the ranks run: signals, srun's start, stalls."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from clusterddp.config.schema import Job
+from clusterddp.files import read_json
+from clusterddp.launch.process import RankProcess
+from clusterddp.launch.stacks import collect_stacks
+from clusterddp.runs.directory import AttemptDirectory, RunDirectory
+from clusterddp.runs.stall import StallClock
+
+__all__ = ["Seen", "Watch"]
+
+_LOG = logging.getLogger("clusterddp")
+_LOOK_S = 1.0
+_SHORTLY_S = 120.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of an attempt while it ran.
+
+    Attributes:
+        code: the exit code of srun, of the agent or of the one process; None: they
+            were left to Slurm, which has taken the job away.
+        is_stalled: no step was finished for too long, and the ranks were ended.
+        was_suspended: this process stood still shortly before their end.
+        never_started: srun could not start them in time, and was ended.
+    """
+
+    code: int | None
+    is_stalled: bool = False
+    was_suspended: bool = False
+    never_started: bool = False
+
+
+class Watch:
+    """Waits for the end of an attempt's ranks, and brings it about where it must."""
+
+    def __init__(
+        self,
+        job: Job,
+        run: RunDirectory,
+        attempt: AttemptDirectory,
+        requests: Sequence[int],
+        probe: Sequence[str] | None,
+        is_taken_away: Callable[[], bool],
+    ) -> None:
+        """Begin before the ranks are started.
+
+        Args:
+            job: the job file's value.
+            run: the run.
+            attempt: its newest attempt.
+            requests: stop signals that this process has received; grows.
+            probe: the srun words that start a program on each node; None: the ranks
+                are on this machine.
+            is_taken_away: whether Slurm has requeued the job already.
+        """
+        self._job, self._run, self._attempt = job, run, attempt
+        self._requests, self._probe = requests, probe
+        self._passed_on = 0
+        self._is_taken_away = is_taken_away
+        self._is_stalled = self._never_started = False
+        self._clock = _stall_clock(job, run)
+        self._looked = self._forgiven = 0.0
+
+    def wait_for(self, process: RankProcess) -> Seen:
+        """Stay until the ranks are gone, and say what was seen."""
+        code = process.wait(lambda: self._between(process))
+        suspended_at = process.suspended_at
+        return Seen(
+            code,
+            is_stalled=self._is_stalled,
+            never_started=self._never_started,
+            was_suspended=suspended_at is not None
+            and time.monotonic() - suspended_at < _SHORTLY_S,
+        )
+
+    def _between(self, process: RankProcess) -> bool:
+        """Under Slurm the ranks get their signals from Slurm itself.
+
+        srun would take one as an order to end the step at once. After a node failure
+        srun waits longer for the lost node than Slurm lets this process live (7 s,
+        and KillWait was 5: measured), so then it is not waited for.
+        """
+        if self._probe is not None:
+            if self._has_news() and self._is_taken_away():
+                return True
+            self._bound_start(process)
+        elif self._job.launcher != "none":
+            self._pass_on(process)
+        if self._clock is not None and not self._is_stalled:
+            self._look_for_stall(process, self._clock)
+        return False
+
+    def _has_news(self) -> bool:
+        news = len(self._requests) > self._passed_on
+        self._passed_on = len(self._requests)
+        return news
+
+    def _bound_start(self, process: RankProcess) -> None:
+        is_late = process.age_s > self._job.slurm.step_timeout
+        if is_late and not any(self._attempt.path.glob("*-[0-9]*.log")):
+            _LOG.warning("srun has not started the ranks in time: ending it")
+            self._never_started = True
+            process.end()
+
+    def _pass_on(self, process: RankProcess) -> None:
+        new = len(self._requests) - self._passed_on
+        if new and self._passed_on:
+            _LOG.warning("asked again: ending the ranks without another save")
+            process.end()
+        elif new:
+            _LOG.warning("asked to stop: the ranks save and leave; ask again to kill")
+            process.send(signal.SIGTERM)
+        self._passed_on += new
+
+    def _look_for_stall(self, process: RankProcess, clock: StallClock) -> None:
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        clock.forgive(process.stood_still_s - self._forgiven)
+        self._forgiven = process.stood_still_s
+        clock.note(read_json(self._run.progress), now)
+        if clock.is_over(now):
+            self._is_stalled = True
+            _LOG.error(
+                "no step was finished for %g s: asking the ranks for their stacks, "
+                "then ending them",
+                clock.patience_s,
+            )
+            collect_stacks(self._run, self._attempt, self._probe)
+            process.end()
+
+
+def _stall_clock(job: Job, run: RunDirectory) -> StallClock | None:
+    """Give the clock of an attempt; None where nobody says how far the ranks are."""
+    timeout = job.retry.stall_timeout
+    if job.experiment is None or job.launcher == "none" or timeout == "never":
+        return None
+    patience = None if isinstance(timeout, str) else timeout
+    return StallClock(patience, read_json(run.progress), time.monotonic())

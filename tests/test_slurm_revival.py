@@ -1,0 +1,143 @@
+"""Bringing runs back, and ending them for good, on the real cluster as the user."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.runs import digest, events, finish, rank_pids, step_of, wait_until, write_job
+from tests.slurm_drills import SLOW, causes, preempt, start, submit, verb
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def undisturbed(_cluster: Cluster) -> str:
+    """The digest of a run of 2 x 2 ranks that nothing disturbed."""
+    _cluster.reset()
+    home = _cluster.make_dir()
+    write_job(home)
+    job_id, run = submit(_cluster, home)
+    _cluster.wait_job(job_id, {"COMPLETED"}, 120)
+    return digest(run)
+
+
+def rows(text: str) -> dict[str, dict[str, str]]:
+    """Give the rows that `resubmit --json` printed, by the run's path."""
+    return {row["path"]: row for row in json.loads(text)}
+
+
+def test_killed_supervisor_is_brought_back_once(
+    cluster: Cluster, home: Path, undisturbed: str
+) -> None:
+    """Two resubmits at the same time send one job; a third leaves it alone.
+
+    A change of the job's shape is kept, and the bits stay the same: 4 ranks.
+    """
+    write_job(home, params=SLOW)
+    job_id, run = submit(cluster, home, step=7)
+    owner = json.loads(run.attempt(0).owner.read_text())
+    cluster.run(["kill", "-9", str(owner["pid"])])
+    cluster.wait_job(job_id, {"FAILED"}, 60)
+    wait_until(lambda: rank_pids(run) == [], 60)
+    shape = ("--nodes", "1", "--tasks-per-node", "4")
+    words = ("clusterddp.resubmit", "--all", "--json", *shape)
+    both = [start(cluster, home, *words) for _ in range(2)]
+    done = [finish(process) for process in both]
+    actions = [rows(one.out)[str(run.path)]["action"] for one in done]
+    assert actions.count("resubmitted") == 1, (actions, done)
+    third = verb(cluster, home, "resubmit", "toy")
+    assert "left-alone" in third.out
+    sent = [str(event.values["job"]) for event in events(run, "submitted")]
+    assert len(sent) == 2
+    cluster.wait_job(sent[1], {"COMPLETED"}, 120)
+    assert cluster.sacct(sent[1])[0]["NodeList"] in cluster.nodes, "one node now"
+    assert digest(run) == undisturbed
+    last = verb(cluster, home, "resubmit", "toy", "--force")
+    assert "its last step is done" in last.out
+
+
+def test_preempted_for_good_is_brought_back_and_a_cancelled_run_is_not(
+    cluster: Cluster, home: Path
+) -> None:
+    """`--all` where the site cancels what it preempts, before the ranks can save."""
+    write_job(home, params={"sleep": 3}, checkpoint={"every": "1 epoch"})
+    _, cancelled = submit(cluster, home)
+    assert "cancelled" in verb(cluster, home, "cancel", str(cancelled.path)).out
+    job_id, run = submit(cluster, home, "slurm.partition=cancel", step=1)
+    cluster.run(["scontrol", "update", "PartitionName=cancel", "GraceTime=0"])
+    try:
+        cluster.wait_job(preempt(cluster, home), {"COMPLETED"}, 90)
+    finally:
+        cluster.run(["scontrol", "update", "PartitionName=cancel", "GraceTime=20"])
+    cluster.wait_job(job_id, {"PREEMPTED"}, 60)
+    shown = rows(verb(cluster, home, "resubmit", "--all", "--dry-run", "--json").out)
+    assert shown[str(run.path)]["action"] == "would send"
+    assert shown[str(run.path)]["state"] == "preempted"
+    assert shown[str(cancelled.path)]["state"] == "cancelled"
+    done = verb(cluster, home, "resubmit", str(run.path), "slurm.partition=main")
+    assert done.code == 0, done.err
+    second = str(events(run, "submitted")[1].values["job"])
+    assert cluster.show_job(second)["Partition"] == "main"
+    done = verb(cluster, home, "cancel", str(run.path), "--now")
+    cluster.wait_job(second, {"CANCELLED"}, 60)
+    assert "cancelled" in done.out
+
+
+def test_cancel_lets_the_ranks_save_and_nothing_brings_the_run_back(
+    cluster: Cluster, home: Path, undisturbed: str
+) -> None:
+    """Saved at a step, not requeued; `resubmit` needs --force, then the same bits."""
+    write_job(home, params=SLOW, checkpoint={"every": "1000 steps"})
+    job_id, run = submit(cluster, home, step=4)
+    done = verb(cluster, home, "cancel", "toy")
+    assert done.code == 0, done.err
+    assert "saved at step" in done.out
+    assert cluster.job_state(job_id) != "COMPLETED"
+    wait_until(lambda: causes(run) == ["cancelled"], 30)
+    left = verb(cluster, home, "resubmit", "toy")
+    assert "somebody cancelled it; see --force" in left.out
+    assert len(events(run, "submitted")) == 1
+    back = verb(cluster, home, "resubmit", "toy", "--force")
+    assert "resubmitted" in back.out
+    second = str(events(run, "submitted")[1].values["job"])
+    cluster.wait_job(second, {"COMPLETED"}, 120)
+    assert digest(run) == undisturbed
+
+
+def test_cancel_during_a_preemption_and_of_a_waiting_job(
+    cluster: Cluster, home: Path
+) -> None:
+    """The requeue is not made, or undone: the job does not come back."""
+    write_job(home, params=SLOW)
+    job_id, run = submit(cluster, home, "slurm.partition=quick", step=3)
+    preempt(cluster, home, seconds=60)
+    wait_until(lambda: events(run, "requeue") or cluster.squeue().get(job_id) is None)
+    done = verb(cluster, home, "cancel", "toy")
+    assert done.code == 0, done.err
+    cluster.wait_job(job_id, {"CANCELLED"}, 60)
+    assert len(run.list_attempts()) == 1
+    cluster.reset()
+    waiting, _ = submit(cluster, home, "slurm.extra.begin=now+1hour")
+    assert cluster.job_state(waiting) == "PENDING"
+    assert "was PENDING and is cancelled" in verb(cluster, home, "cancel", "toy").out
+    assert cluster.job_state(waiting) == "CANCELLED"
+
+
+def test_watch_looks_after_runs(cluster: Cluster, home: Path, undisturbed: str) -> None:
+    """`--watch` brings a killed supervisor's run back; says only what is new."""
+    write_job(home, params=SLOW)
+    job_id, run = submit(cluster, home, step=7)
+    watch = start(cluster, home, "clusterddp.resubmit", "--all", "--watch", "1")
+    owner = json.loads(run.attempt(0).owner.read_text())
+    cluster.run(["kill", "-9", str(owner["pid"])])
+    wait_until(lambda: len(events(run, "submitted")) == 2)
+    second = str(events(run, "submitted")[1].values["job"])
+    cluster.wait_job(second, {"COMPLETED"}, 120)
+    watch.terminate()
+    out, _ = watch.communicate(timeout=30)
+    assert out.count("resubmitted") == 1
+    assert step_of(run) == 30
+    assert digest(run) == undisturbed
+    assert job_id in out
