@@ -21,16 +21,26 @@ from clusterddp.config import (
     runs_root,
 )
 from clusterddp.config.checks import warn_about
-from clusterddp.errors import SlurmError
+from clusterddp.errors import SlurmError, UsageError
 from clusterddp.files import write_atomic
+from clusterddp.launch.admission import (
+    content_of,
+    dependency_on,
+    refuse_odd_root,
+    refuse_twin,
+    refuse_unseen_python,
+)
 from clusterddp.runs.directory import RunDirectory, create_run, new_id, point_latest
+from clusterddp.runs.finding import find_run
 from clusterddp.runs.ledger import Ledger
 from clusterddp.runs.snapshot import (
     CodePlan,
+    digest_code,
     link_snapshot,
     plan_snapshot,
     store_snapshot,
 )
+from clusterddp.runs.survey import survey
 from clusterddp.runs.verdict import read_summary
 from clusterddp.slurm.environment import clean_environment
 
@@ -61,14 +71,43 @@ def submit(given: argparse.Namespace) -> int:
         job = job.model_copy(update={"code": code})
     for warning in [*warn_about(job), *(plan.notes if plan else ())]:
         _LOG.warning("%s", warning)
+    after = _dependency(given.after, job, root)
     if given.dry_run:
-        return _show(job, RunDirectory(root / job.name / new_id()))
-    if job.where == "slurm":
-        _refuse_without_sbatch()
+        return _show(job, RunDirectory(root / job.name / new_id()), after)
+    content = content_of(job, digest_code(plan) if plan else "")
+    _refuse(job, root, content, is_new=given.new)
     run = _make_run(job, root, plan)
     if job.where == "local":
-        return _run_here(job, run, as_json=given.json)
-    return _send(job, run, given)
+        return _run_here(job, run, content, as_json=given.json)
+    exit_code = _send(job, run, given, content, after)
+    if plan is not None and content_of(job, digest_code(plan)) != content:
+        _LOG.warning(
+            "the code changed while it was being kept; the run has what %s holds",
+            run.code,
+        )
+    return exit_code
+
+
+def _dependency(word: str | None, job: Job, root: Path) -> str | None:
+    if word is None:
+        return None
+    if job.where == "local":
+        message = (
+            f"--after {word}: found a run on this machine, expected one on Slurm, "
+            "which alone can wait; leave --after out"
+        )
+        raise UsageError(message)
+    return dependency_on(survey([find_run(word, root)])[0])
+
+
+def _refuse(job: Job, root: Path, content: str, *, is_new: bool) -> None:
+    """Refuse what cannot work, or is under way already, before anything is made."""
+    if job.where == "slurm":
+        _refuse_without_sbatch()
+        refuse_unseen_python(os.environ)
+        refuse_odd_root(root)
+    if not is_new:
+        refuse_twin(root, job, content)
 
 
 def _overrides(given: argparse.Namespace) -> list[Override]:
@@ -89,12 +128,12 @@ def _refuse_without_sbatch() -> None:
         raise SlurmError(message)
 
 
-def _show(job: Job, run: RunDirectory) -> int:
+def _show(job: Job, run: RunDirectory, after: str | None) -> int:
     """Print what would be sent; nothing is made, not even a directory."""
     if job.where == "slurm":
         from clusterddp.launch.submission import render_script
 
-        sys.stdout.write(render_script(job, run, sys.executable))
+        sys.stdout.write(render_script(job, run, sys.executable, after))
     sys.stdout.write(f"\n# {run.job_file}\n{render_job(job)}")
     return 0
 
@@ -112,20 +151,23 @@ def _ledger(run: RunDirectory) -> Ledger:
     return Ledger(run, f"login-{os.uname().nodename}-{os.getpid()}")
 
 
-def _send(job: Job, run: RunDirectory, given: argparse.Namespace) -> int:
-    from clusterddp.launch.submission import send, written_options
+def _send(
+    job: Job,
+    run: RunDirectory,
+    given: argparse.Namespace,
+    content: str,
+    after: str | None,
+) -> int:
+    from clusterddp.launch.first_job import send_first_job
+    from clusterddp.launch.submission import written_options
     from clusterddp.supervise import in_job
 
     clean = clean_environment(os.environ, written_options(job))
     if clean.dropped:
         _LOG.info("kept out of the job: %s", ", ".join(clean.dropped))
-    try:
-        job_id = send(job, run, clean.variables, in_job)
-    except SlurmError:
-        # Refused whole: nothing of the run has begun, so nothing stays behind.
-        shutil.rmtree(run.path)
-        raise
-    _ledger(run).add("submitted", job=job_id, cluster="slurm", **_shape(job))
+    job_id, claim = send_first_job(run, job, clean.variables, in_job, after)
+    known = {"token": claim.token, "content": content, **_shape(job)}
+    _ledger(run).add("submitted", job=job_id, cluster="slurm", **known)
     point_latest(run)
     _print(run, job_id, as_json=given.json)
     if not given.wait:
@@ -144,11 +186,12 @@ def _shape(job: Job) -> dict[str, object]:
     }
 
 
-def _run_here(job: Job, run: RunDirectory, *, as_json: bool) -> int:
+def _run_here(job: Job, run: RunDirectory, content: str, *, as_json: bool) -> int:
     from clusterddp.runs.view import live_view
     from clusterddp.supervise import supervise
 
-    _ledger(run).add("submitted", job=None, cluster="local", **_shape(job))
+    known = {"content": content, **_shape(job)}
+    _ledger(run).add("submitted", job=None, cluster="local", **known)
     point_latest(run)
     _print(run, None, as_json=as_json)
     with live_view(run):

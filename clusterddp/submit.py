@@ -39,6 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--runs", metavar="DIR", help="where runs lie ($CLUSTERDDP_RUNS, runs:)")
     add("--dry-run", action="store_true", help="print script and job, touch nothing")
     add("--wait", action="store_true", help="stay to the end, exit with its code")
+    add("--new", action="store_true", help="send it although the same one is active")
+    add("--after", metavar="RUN", help="start when that run has finished")
     add("--json", action="store_true", help="print one JSON object instead")
     return parser
 

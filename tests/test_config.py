@@ -178,8 +178,8 @@ def test_yaml_runs_no_code() -> None:
         ),
         (
             "slurm: {template: cpux}",
-            "{job}:3: template 'cpux': not found; the presets are cpu, gpu; a file of "
-            "your own is named by its path, ending in .yaml",
+            "{job}:3: template 'cpux': not found; the presets are apptainer, cpu, gpu, "
+            "preemptible, pyxis; a file of your own is named by its path, ending in ",
         ),
         (
             "script: exp.py",

@@ -124,6 +124,21 @@ def test_job_that_slurm_has_forgotten_is_unknown(tmp_path: Path) -> None:
     assert "does not know job" in look(found).detail
 
 
+@pytest.mark.parametrize(
+    ("state", "word"), [("PENDING", "pending"), ("RUNNING", "running")]
+)
+def test_job_that_somebody_requeued_is_not_stopped(
+    state: str, word: str, tmp_path: Path
+) -> None:
+    """The supervisor's last word was `stopped`; Slurm knows better."""
+    found = replay("cancelled", tmp_path)
+    for path in found.run.events.iterdir():
+        text = path.read_text().replace('"cause": "cancelled"', '"cause": "requeued"')
+        path.write_text(text)
+    found.said["squeue"] = f"{look(found).job_id}|{state}|N/A|N/A||None\n"
+    assert look(found).state == word
+
+
 def test_unknown_slurm_state_is_unknown(tmp_path: Path) -> None:
     """A state that a newer Slurm invents."""
     found = replay("running", tmp_path)

@@ -1,5 +1,6 @@
 """Relations between the keys of a job file that no type can express."""
 
+import re
 from collections.abc import Callable, Iterator
 
 from clusterddp.config.schema import Job, Slurm
@@ -11,9 +12,11 @@ Finding = tuple[KeyPath, str]
 
 # Options that the supervisor's life depends on; `extra:` must not undo them.
 _RESERVED = {
-    *("array", "error", "export", "job-name", "ntasks", "ntasks-per-node"),
+    *("array", "comment", "error", "export", "job-name", "ntasks", "ntasks-per-node"),
     *("open-mode", "output", "requeue", "no-requeue", "signal", "wrap"),
 }
+_TEXTS = ("partition", "account", "qos", "constraint", "exclude")
+_OPTION_NAME = re.compile(r"[a-z][a-z0-9-]*", re.IGNORECASE)
 _GPU_OPTIONS = {"gpus", "gres", "gpus-per-task", "gpus-per-socket"}
 _SLURM_MINUTE_S = 60
 
@@ -96,6 +99,24 @@ def _extra(job: Job) -> Iterator[Finding]:
             yield _finding(f"slurm.extra.{key}", f"--{option}", expected, "remove it")
 
 
+def _one_line(job: Job) -> Iterator[Finding]:
+    """A line break would end the #SBATCH line, and bash would run the rest."""
+    texts = {
+        f"slurm.{key}": value
+        for key in (*_TEXTS, "mem")
+        if (value := getattr(job.slurm, key)) is not None
+    }
+    texts |= {f"slurm.extra.{key}": str(text) for key, text in job.slurm.extra.items()}
+    for key, text in texts.items():
+        if not text.isprintable():
+            advice = "no line breaks, tabs or control characters"
+            yield _finding(key, repr(text), "one line of text", advice)
+    for key in job.slurm.extra:
+        if not _OPTION_NAME.fullmatch(_option(key)):
+            found, expected = repr(key), "an option's long name such as mail-type"
+            yield ("slurm", "extra", key), f"found {found}, expected {expected}"
+
+
 def _option(key: str) -> str:
     return key.replace("_", "-").lstrip("-")
 
@@ -113,5 +134,6 @@ _CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     _backend,
     _batch,
     _extra,
+    _one_line,
     _environment,
 )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from clusterddp.config.checks import check_job
 from clusterddp.config.references import resolve_references
 from clusterddp.config.schema import Job
-from clusterddp.config.templates import find_template
+from clusterddp.config.templates import find_template, template_sections
 from clusterddp.config.yaml import KeyPath, Source, parse_value, read_source
 from clusterddp.errors import JobFileError, UsageError
 
@@ -155,21 +155,25 @@ def _lay_template_below(
     values: dict[str, object], source: Source, beside: Path
 ) -> None:
     section = values.get("slurm")
-    name = section.get("template") if isinstance(section, dict) else None
-    if not isinstance(section, dict) or not isinstance(name, str):
+    chosen = section.get("template") if isinstance(section, dict) else None
+    if not isinstance(chosen, str):
         return
     try:
-        preset = find_template(name, beside)
+        preset = find_template(chosen, beside)
     except JobFileError as error:
         message = f"{source.at(('slurm', 'template'))}: {error}"
         raise JobFileError(message) from error
-    known = Job.model_fields["slurm"].annotation
-    fields = known.model_fields if isinstance(known, type(BaseModel)) else {}
-    for key in preset.values:
-        if key not in fields:
-            message = f"{preset.at((key,))}: {_unknown(key, fields)}"
-            raise JobFileError(message)
-    values["slurm"] = {**preset.values, **section, "template": None}
+    for name, where, preset_values in template_sections(preset):
+        fields = _fields_at((name,))
+        for key in preset_values:
+            if key not in fields:
+                message = f"{preset.at((*where, key))}: {_unknown(key, fields)}"
+                raise JobFileError(message)
+        own = values.get(name, {})
+        if isinstance(own, dict):
+            values[name] = {**preset_values, **own}
+    section = values["slurm"]
+    values["slurm"] = {**section, "template": None} if isinstance(section, dict) else {}
 
 
 def _explain(
@@ -205,7 +209,7 @@ def _finding(error: ErrorDetails) -> str:
     return f"found {error['input']!r}, expected {expected}"
 
 
-def _fields_at(key: Iterable[str | int]) -> Iterable[str]:
+def _fields_at(key: Iterable[str | int]) -> list[str]:
     model: object = Job
     for part in key:
         fields = getattr(model, "model_fields", {})

@@ -229,3 +229,15 @@ class Job(_Section):
     def where(self) -> Cluster:
         """Where the run goes: what `cluster` says, else what the launcher implies."""
         return self.cluster or ("slurm" if self.launcher == "slurm" else "local")
+    setup_node: Texts = Field(
+        (), description="shell lines that run once per node and attempt, before ranks"
+    )
+    python: Annotated[
+        Texts,
+        BeforeValidator(
+            lambda value: (value,) if isinstance(value, str) else value,
+            json_schema_input_type=str | list[str],
+        ),
+    ] = Field(
+        (), description="the ranks' interpreter, where it is not the supervisor's"
+    )

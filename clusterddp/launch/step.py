@@ -1,5 +1,7 @@
 """The command that starts the ranks of one attempt; pure functions of values."""
 
+from collections.abc import Sequence
+
 from clusterddp.config.schema import Job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 
@@ -25,8 +27,7 @@ def step_command(
         f"--job-name={job.name}",
         f"--output={_output(job, attempt)}",
         *job.slurm.srun_args,
-        python,
-        *_program(job, run),
+        *_program(job, run, job.slurm.python or (python,)),
     ]
 
 
@@ -52,7 +53,7 @@ def probe_command(job: Job) -> list[str]:
 
 def local_command(job: Job, run: RunDirectory, python: str) -> list[str]:
     """Give the command line that starts the ranks on this machine."""
-    return [python, *_program(job, run)]
+    return _program(job, run, (python,))
 
 
 def _shape(job: Job) -> list[str]:
@@ -75,7 +76,11 @@ def _output(job: Job, attempt: AttemptDirectory) -> str:
     return f"{str(attempt.path).replace('%', '%%')}/{name}"
 
 
-def _program(job: Job, run: RunDirectory) -> list[str]:
+def _program(job: Job, run: RunDirectory, python: Sequence[str]) -> list[str]:
+    prepare = (
+        [*python, "-m", "clusterddp.launch.prepare"] if job.slurm.setup_node else []
+    )
     if job.launcher == "pytorch":
-        return ["-m", "clusterddp.launch.agent", str(run.path)]
-    return ["-m", "clusterddp.train", str(run.path), "--launcher", job.launcher]
+        return [*prepare, *python, "-m", "clusterddp.launch.agent", str(run.path)]
+    words = ["-m", "clusterddp.train", str(run.path), "--launcher", job.launcher]
+    return [*prepare, *python, *words]

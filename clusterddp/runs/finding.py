@@ -7,7 +7,7 @@ from pathlib import Path
 from clusterddp.errors import UsageError
 from clusterddp.runs.directory import RunDirectory
 
-__all__ = ["find_root", "find_run", "list_runs", "select_runs"]
+__all__ = ["find_root", "find_run", "list_named", "list_runs", "select_runs"]
 
 _SHOWN = 5
 
@@ -47,10 +47,18 @@ def find_run(word: str, root: Path) -> RunDirectory:
 
 def list_runs(root: Path) -> list[RunDirectory]:
     """Give all runs below a root, by name, the oldest first."""
+    return [run for name in _directories(root) for run in _runs_in(name)]
+
+
+def list_named(root: Path, name: str) -> list[RunDirectory]:
+    """Give all runs of one name, the oldest first; none if there are none."""
+    return _runs_in(str(root / name)) if (root / name).is_dir() else []
+
+
+def _runs_in(parent: str) -> list[RunDirectory]:
     return [
         RunDirectory(Path(run))
-        for name in _directories(root)
-        for run in _directories(name)
+        for run in _directories(parent)
         if os.path.isfile(f"{run}/job.yaml")  # noqa: PTH113 - thousands of them
     ]
 

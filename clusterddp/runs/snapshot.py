@@ -20,7 +20,14 @@ from clusterddp.errors import UsageError
 from clusterddp.files import fsync_directory
 from clusterddp.runs.directory import RunDirectory
 
-__all__ = ["CodePlan", "plan_snapshot", "snapshot_path", "store_snapshot"]
+__all__ = [
+    "CodePlan",
+    "digest_code",
+    "link_snapshot",
+    "plan_snapshot",
+    "snapshot_path",
+    "store_snapshot",
+]
 
 _MIB = 1024 * 1024
 
@@ -75,7 +82,7 @@ def store_snapshot(plan: CodePlan, runs_root: Path) -> str:
     Returns:
         The digest of names, modes and contents.
     """
-    digest = _digest(plan)
+    digest = digest_code(plan)
     home = runs_root / ".code"
     final = home / digest
     if final.is_dir():
@@ -196,7 +203,8 @@ def _check_size(plan: CodePlan, max_mb: int) -> None:
         raise UsageError(message)
 
 
-def _digest(plan: CodePlan) -> str:
+def digest_code(plan: CodePlan) -> str:
+    """Give the digest of names, modes and contents of the files as they are now."""
     total = hashlib.sha256()
     for name in plan.names:
         path = plan.root / name

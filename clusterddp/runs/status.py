@@ -146,6 +146,8 @@ def _judge(
     if is_over(facts):
         return "finished", "-"
     code = exit_code(facts)
+    if job is not None and _is_back(facts, job):
+        return _judge_job(facts, job)
     if code is not None:
         ended = facts.last("attempt_ended")
         cause = str(ended.values.get("cause")) if ended else "before the first attempt"
@@ -156,6 +158,14 @@ def _judge(
         forgot = f"Slurm does not know job {facts.job_id} any more"
         return "unknown", forgot if answered else "Slurm does not answer"
     return _judge_local(facts, alive=alive)
+
+
+def _is_back(facts: Facts, job: ListedJob) -> bool:
+    """Say whether somebody requeued the job after its supervisor's last word."""
+    ended = facts.last("attempt_ended")
+    is_requeued = ended is not None and ended.values.get("cause") == "requeued"
+    is_alive = is_requeued and job.phase is Phase.RUNNING
+    return is_alive or job.phase is Phase.WAITING
 
 
 def _judge_job(facts: Facts, job: ListedJob) -> tuple[str, str]:

@@ -305,6 +305,8 @@ def _login(entry: pwd.struct_passwd) -> dict[str, str]:
         "USER": entry.pw_name,
         "LOGNAME": entry.pw_name,
         "SHELL": "/bin/bash",
+        # The nodes are network namespaces of this machine: they share its /tmp.
+        "CLUSTERDDP_SHARED_TMP": "1",
     }
 
 
