@@ -6,16 +6,19 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from clusterddp.config.schema import Checkpoint as Rules
 from clusterddp.dist import World, init_dist, shutdown
 from clusterddp.errors import CheckpointError
 from clusterddp.runs.directory import RunDirectory
-from clusterddp.training import Checkpoints, Loaded, Saved, Snapshot, checkpoints
+from clusterddp.runs.published import manifest_sum
+from clusterddp.training import Checkpoints, Loaded, Saved, Snapshot, checkpoint_reading
 from clusterddp.training import checkpoint_files as disk
 from tests import training_ranks as ranks
 
@@ -35,20 +38,26 @@ class Bench:
         self.world = world
         self.reports: list[str] = []
 
-    def open(self, attempt: int, keep: int = 10) -> Checkpoints:
+    def open(self, attempt: int, keep: int = 10, **rules: object) -> Checkpoints:
         """Give the checkpoints as an attempt sees them."""
         self.run.attempt(attempt).path.mkdir(parents=True, exist_ok=True)
         return Checkpoints(
             self.run,
             self.world,
             attempt=attempt,
-            keep=keep,
+            rules=Rules.model_validate({"keep": keep, **rules}),
             report=self.reports.append,
         )
 
     def names(self) -> list[str]:
         """Give all that lies in checkpoints/."""
         return sorted(path.name for path in self.run.checkpoints.iterdir())
+
+    def log(self, attempt: int, event: str) -> list[dict[str, Any]]:
+        """Give an attempt's lines on one kind of event."""
+        text = self.run.attempt(attempt).saves.read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        return [line for line in lines if line["event"] == event]
 
     def path(self, step: int) -> Path:
         """Give the directory of a step."""
@@ -115,36 +124,75 @@ def flip_bit(path: Path) -> None:
 
 def punch_hole(path: Path) -> None:
     data = path.read_bytes()
-    path.write_bytes(data[:300] + bytes(200) + data[500:])
+    path.write_bytes(data[:8192] + bytes(4096) + data[12288:])
 
 
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def delete_all(path: Path) -> None:
+    for each in path.parent.iterdir():
+        each.unlink()
+
+
+def delete_half(path: Path) -> None:
+    path.unlink()
+    (path.parent / "state.json").unlink()
+
+
+def write_foreign(path: Path) -> None:
+    path.write_text('{"step": 3}')
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "words"),
     [
-        ("model.pt", flip_bit, "checksum"),
-        ("model.pt", punch_hole, "checksum"),
-        ("model.pt", truncate, "bytes, expected"),
-        ("model.pt", Path.unlink, "No such file"),
-        ("state.json", flip_bit, "checksum"),
-        ("manifest.json", Path.unlink, "no readable manifest"),
-        ("manifest.json", flip_bit, "manifest"),
+        ("model.pt", flip_bit, "bits were changed"),
+        ("model.pt", punch_hole, "zeros from byte 8192 on, as a lost write leaves"),
+        ("model.pt", truncate, "truncated: 41"),
+        ("model.pt", lengthen, "longer than written: 41"),
+        ("model.pt", Path.unlink, "missing, though the manifest names it: half"),
+        ("state.json", flip_bit, "bits were changed"),
+        ("manifest.json", Path.unlink, "no manifest.json beside model.pt, ranks.json"),
+        ("manifest.json", delete_half, "no manifest.json beside model.pt, ranks.json:"),
+        ("manifest.json", delete_all, "empty, expected manifest.json and the files"),
+        ("manifest.json", truncate, "no JSON object in its"),
+        ("manifest.json", write_foreign, "or clusterddp did not write it"),
     ],
 )
 def test_a_damaged_checkpoint_is_set_aside(
     bench: Bench, name: str, damage: Callable[[Path], None], words: str
 ) -> None:
-    """The one before is used, and the report says what was wrong."""
-    save(bench.open(0), 1, 2)
-    damage(bench.path(2) / name)
+    """The one before is used; rank 0's log and the attempt's say what was wrong."""
+    target = bench.open(0)
+    save(target, 1)
+    target.save(snapshot(2, size=10_000), {})
+    if damage is truncate and name == "manifest.json":
+        bench.path(2).joinpath(name).write_text("{")
+    else:
+        damage(bench.path(2) / name)
     assert loaded_step(bench.open(1).load()) == 1
     assert bench.names() == ["step-00000001", "step-00000002.bad"]
     (report,) = bench.reports
     assert words in report
     assert "set aside as step-00000002.bad" in report
+    (line,) = bench.log(1, "set aside")
+    assert line["name"] == "step-00000002"
+    assert words in line["reason"]
+
+
+def test_torch_notices_neither_a_flipped_bit_nor_a_hole(bench: Bench) -> None:
+    """So the manifest must: the naive loader takes wrong weights."""
+    for step, damage in ((1, flip_bit), (2, punch_hole)):
+        bench.open(0).save(snapshot(step, size=10_000), {})
+        damage(bench.path(step) / "model.pt")
+        weights = torch.load(bench.path(step) / "model.pt", weights_only=True)["w"]
+        assert not torch.equal(weights, torch.full((10_000,), float(step)))
 
 
 def test_every_changed_digit_of_a_manifest_is_noticed(bench: Bench) -> None:
@@ -160,15 +208,29 @@ def test_every_changed_digit_of_a_manifest_is_noticed(bench: Bench) -> None:
                 disk.verify(bench.path(1))
 
 
-def test_a_manifest_of_another_format_is_refused(bench: Bench) -> None:
-    """The message names both formats."""
-    save(bench.open(0), 1)
-    path = bench.path(1) / "manifest.json"
+def test_a_newer_format_is_neither_used_nor_set_aside(bench: Bench) -> None:
+    """It is whole, and its work would be lost; the message names both formats."""
+    save(bench.open(0), 1, 2)
+    path = bench.path(2) / "manifest.json"
     manifest = json.loads(path.read_text()) | {"format": 2}
-    manifest["crc32"] = disk._own_sum(manifest)  # noqa: SLF001
+    manifest["crc32"] = manifest_sum(manifest)
     path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="format 2, this version reads 1"):
-        disk.verify(bench.path(1))
+    with pytest.raises(CheckpointError, match="format 2, this version reads 1; go on"):
+        bench.open(1).load()
+    assert bench.names() == ["step-00000001", "step-00000002"]
+
+
+def test_a_manifest_says_where_it_comes_from(bench: Bench) -> None:
+    """Step, attempt, ranks, versions, job file and metrics; the weights are plain."""
+    bench.run.job_file.write_text("name: x\n")
+    state = Snapshot(4, {"model.pt": {"w": torch.ones(1)}}, {}, {"loss": 0.5})
+    bench.open(3).save(state, {})
+    manifest = disk.verify(bench.path(4))
+    expected = {"step": 4, "attempt": 3, "world_size": 1, "metrics": {"loss": 0.5}}
+    assert manifest.items() >= expected.items()
+    assert manifest["torch"] == torch.__version__
+    assert manifest["config"] == sha256(b"name: x\n").hexdigest()
+    assert set(manifest["files"]) == {"model.pt", "state.json", "ranks.json"}
 
 
 def test_a_second_bad_one_of_a_step_gets_another_name(bench: Bench) -> None:
@@ -193,7 +255,10 @@ def test_a_replaced_attempt_cannot_publish(bench: Bench) -> None:
     old = bench.open(3)
     save(old, 1)
     bench.open(4)
-    with pytest.raises(CheckpointError, match="attempt 3 has been replaced by attempt"):
+    owner = {"pid": 7, "host": "node3", "job": "12"}
+    bench.run.attempt(4).owner.write_text(json.dumps(owner))
+    words = r"attempt 3 has been replaced by attempt 4 \(process 7 on node3, job 12\)"
+    with pytest.raises(CheckpointError, match=words):
         save(old, 2)
     assert bench.names() == ["step-00000001"]
 
@@ -222,7 +287,7 @@ def test_a_step_saved_again_replaces_the_first(bench: Bench) -> None:
     assert loaded.shared == {"noted": 1}
 
 
-def test_a_full_disk_leaves_the_older_ones(bench: Bench) -> None:
+def test_a_file_that_cannot_grow_leaves_the_older_ones(bench: Bench) -> None:
     """The save says so on all ranks, leaves nothing behind, and may be repeated."""
     target = bench.open(0)
     save(target, 1)
@@ -270,7 +335,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_reported(
 
 def save_for_ever(run: Path, attempt: int, directory: Path) -> None:
     world = init_dist("none")
-    target = Checkpoints(RunDirectory(run), world, attempt=attempt, keep=2)
+    target = Checkpoints(RunDirectory(run), world, attempt=attempt, rules=Rules(keep=2))
     loaded = target.load()
     ranks.mark(directory, "saving")
     step = 0 if loaded is None else loaded.step
@@ -301,7 +366,7 @@ def test_kill_9_during_saves_leaves_a_valid_newest(tmp_path: Path) -> None:
 
 
 def load_with_blind_rank(world: World, run: Path, elsewhere: Path) -> str:
-    checkpoints._PATIENCE_S = 0.2  # noqa: SLF001
+    checkpoint_reading._PATIENCE_S = 0.2  # noqa: SLF001
     path = elsewhere if world.rank == 1 else run
     try:
         Checkpoints(RunDirectory(path), world, attempt=1).load()

@@ -118,8 +118,18 @@ def test_yaml_runs_no_code() -> None:
         ),
         (
             "checkpoint: {every: often}",
-            "{job}:3: checkpoint.every: 'often' is no interval; write `500 steps` or "
-            "`1 epoch`",
+            "{job}:3: checkpoint.every: 'often' is no interval; write `500 steps`, "
+            "`10m` or `1 epoch`",
+        ),
+        (
+            "checkpoint: {every: [10m, 1h]}",
+            "{job}:3: checkpoint.every: '1h': a second interval in seconds; give one "
+            "of each kind",
+        ),
+        (
+            "checkpoint: {best: loss}",
+            "{job}:3: checkpoint.best: 'loss' names no best; write `min loss` or "
+            "`max accuracy`",
         ),
         (
             "checkpoint: {keep: 1}",
@@ -297,13 +307,14 @@ def test_resolved_job_reads_back(tmp_path: Path) -> None:
     """job.yaml in the run directory is the same value again."""
     job = load(
         write(tmp_path, "slurm: {extra: {mail-type: END}, time: 90m}"),
-        "checkpoint.every=[100 steps, 1 epoch]",
+        "checkpoint.every=[100 steps, 10m, 1 epoch]",
+        "checkpoint.best=min loss",
         "params={a: [1, x], b: 1e-3}",
     )
     copy = tmp_path / "resolved.yaml"
     copy.write_text(render_job(job))
     assert read_job(copy) == job
-    assert job.checkpoint.every == Every(steps=100, epochs=1)
+    assert job.checkpoint.every == Every(steps=100, epochs=1, seconds=600.0)
 
 
 def test_foreign_resolved_job_is_refused(tmp_path: Path) -> None:

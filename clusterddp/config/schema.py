@@ -4,6 +4,7 @@ The models are frozen and refuse unknown keys. Relations between keys are checke
 in `clusterddp.config.checks`, after overrides, so that a message can name the line.
 """
 
+import contextlib
 import re
 from typing import Annotated, Literal
 
@@ -19,6 +20,7 @@ from pydantic import (
 from clusterddp.config.durations import parse_duration
 
 __all__ = [
+    "Best",
     "Checkpoint",
     "Cluster",
     "Code",
@@ -69,29 +71,64 @@ _EVERY = re.compile(r"\s*(\d+)\s*(steps?|epochs?)\s*")
 
 
 class Every(_Section):
-    """When to save: every so many steps, or epochs, or both."""
+    """When to save: every so many steps, or epochs, or seconds, or all of them."""
 
     steps: Positive | None = None
     epochs: Positive | None = None
+    seconds: Annotated[float, Field(gt=0)] | None = None
 
 
 def _parse_every(value: object) -> object:
     if isinstance(value, Every):
         return value
     parts = value if isinstance(value, list) else [value]
-    found: dict[str, int] = {}
+    found: dict[str, float] = {}
     for part in parts:
-        match = _EVERY.fullmatch(part) if isinstance(part, str) else None
-        if match is None or int(match[1]) < 1:
-            message = f"{part!r} is no interval; write `500 steps` or `1 epoch`"
+        unit, count = _parse_interval(part)
+        if unit in found:
+            message = f"{part!r}: a second interval in {unit}; give one of each kind"
             raise ValueError(message)
-        found[match[2].rstrip("s") + "s"] = int(match[1])
-    return Every(**found)
+        found[unit] = count
+    return Every.model_validate(found)
+
+
+def _parse_interval(part: object) -> tuple[str, float]:
+    if isinstance(part, str):
+        match = _EVERY.fullmatch(part)
+        if match is not None and int(match[1]) > 0:
+            return match[2].rstrip("s") + "s", int(match[1])
+        with contextlib.suppress(ValueError):
+            if match is None and (seconds := parse_duration(part)) > 0:
+                return "seconds", seconds
+    message = f"{part!r} is no interval; write `500 steps`, `10m` or `1 epoch`"
+    raise ValueError(message)
 
 
 def _every_text(value: Every) -> list[str]:
     pairs = (("steps", value.steps), ("epochs", value.epochs))
-    return [f"{count} {unit}" for unit, count in pairs if count is not None]
+    texts = [f"{count} {unit}" for unit, count in pairs if count is not None]
+    return texts if value.seconds is None else [*texts, _seconds_text(value.seconds)]
+
+
+class Best(_Section):
+    """Which checkpoint is the best: by a metric of the evaluation."""
+
+    mode: Literal["min", "max"]
+    metric: str
+
+
+def _parse_best(value: object) -> object:
+    if value is None or isinstance(value, Best):
+        return value
+    words = value.split() if isinstance(value, str) else []
+    if len(words) == 2 and words[0] in ("min", "max"):  # noqa: PLR2004 - two words
+        return Best.model_validate({"mode": words[0], "metric": words[1]})
+    message = f"{value!r} names no best; write `min loss` or `max accuracy`"
+    raise ValueError(message)
+
+
+def _best_text(value: Best | None) -> str | None:
+    return None if value is None else f"{value.mode} {value.metric}"
 
 
 def _ports(value: str) -> str:
@@ -134,8 +171,27 @@ class Checkpoint(_Section):
         Every,
         BeforeValidator(_parse_every, json_schema_input_type=str | list[str]),
         PlainSerializer(_every_text),
-    ] = Every(epochs=1)
-    keep: Annotated[int, Field(ge=2)] = 3
+    ] = Field(
+        Every(epochs=1),
+        description="how often: 500 steps, 10m, 1 epoch, or a list of these",
+    )
+    keep: Annotated[int, Field(ge=2)] = Field(
+        3, description="how many of the newest stay"
+    )
+    keep_every: Positive | None = Field(
+        None, description="those at multiples of so many steps are never deleted"
+    )
+    best: Annotated[
+        Best | None,
+        BeforeValidator(_parse_best, json_schema_input_type=str | None),
+        PlainSerializer(_best_text),
+    ] = Field(None, description="keep the best, too: min loss, max accuracy")
+    max_failures: Positive = Field(
+        3, description="so many failed saves in a row end the run, with code 5"
+    )
+    background: bool = Field(
+        default=True, description="false: training waits until a save is durable"
+    )
 
 
 class Log(_Section):
@@ -229,6 +285,7 @@ class Job(_Section):
     def where(self) -> Cluster:
         """Where the run goes: what `cluster` says, else what the launcher implies."""
         return self.cluster or ("slurm" if self.launcher == "slurm" else "local")
+
     setup_node: Texts = Field(
         (), description="shell lines that run once per node and attempt, before ranks"
     )

@@ -69,6 +69,11 @@ class AttemptDirectory:
         """Rank 0's word on how the attempt ended."""
         return self.verdicts / "summary.json"
 
+    @property
+    def saves(self) -> Path:
+        """Rank 0's lines on checkpoints: saved, failed, set aside."""
+        return self.path / "checkpoints.jsonl"
+
     def verdict(self, rank: int) -> Path:
         """What one rank says of its own end."""
         return self.verdicts / f"rank-{rank}.json"

@@ -1,14 +1,6 @@
-"""Checkpoints on disk: written aside, verified by a manifest, published by a rename.
+"""Writing checkpoints: aside, every file synced, the manifest last, then renamed.
 
-    checkpoints/step-00001200/                  whole, durable
-    checkpoints/step-00001200.tmp-3/            being written by attempt 3
-    checkpoints/step-00001200.bad               did not verify; kept to look at
-    checkpoints/step-00001200.stale             of an attempt that had been replaced
-    checkpoints/step-00001200.del-3             being deleted
-
-A manifest holds the size and CRC-32 of every file and of itself, and is written
-last. torch.load alone notices neither flipped bits nor zeroed blocks
-(pytorch#126952).
+How one is named and verified is said in `clusterddp.runs.published`.
 """
 
 import json
@@ -23,8 +15,15 @@ from typing import Any, BinaryIO
 
 import torch
 
-from clusterddp.errors import CheckpointError
-from clusterddp.files import fsync_directory, read_json
+from clusterddp.files import fsync_directory
+from clusterddp.runs.published import (
+    FORMAT,
+    MANIFEST,
+    checkpoint_name,
+    list_checkpoints,
+    manifest_sum,
+    verify,
+)
 
 __all__ = [
     "MANIFEST",
@@ -38,31 +37,12 @@ __all__ = [
     "write_files",
 ]
 
-MANIFEST = "manifest.json"
-_FORMAT = 1
-_WHOLE = re.compile(r"step-\d{8,}")
 _LEFTOVER = re.compile(r"step-\d{8,}\.(?:tmp|del)-(\d+)")
-_BLOCK = 1 << 22
-
-
-def checkpoint_name(step: int) -> str:
-    """Give the directory's name, which sorts by step."""
-    return f"step-{step:08d}"
-
-
-def list_checkpoints(parent: Path) -> list[Path]:
-    """Give the published checkpoints, the newest first; none if there is no parent."""
-    try:
-        names = [path.name for path in parent.iterdir()]
-    except FileNotFoundError:
-        return []
-    whole = [name for name in names if _WHOLE.fullmatch(name)]
-    return [parent / n for n in sorted(whole, key=lambda n: int(n[5:]), reverse=True)]
 
 
 def write_files(
     target: Path, contents: Mapping[str, object], fields: Mapping[str, object]
-) -> None:
+) -> int:
     """Fill a fresh directory with files and, last, its manifest; all durable.
 
     Args:
@@ -70,52 +50,43 @@ def write_files(
         contents: by file name; `.json` is written as JSON, the rest by torch.save.
         fields: what else the manifest says: step, attempt, world size, versions.
 
+    Returns:
+        The bytes written.
+
     Raises:
         OSError: the disk is full, read-only or failing.
     """
     target.mkdir(parents=True)
-    sums: dict[str, object] = {}
+    sums: dict[str, dict[str, int]] = {}
     for name, value in contents.items():
         sums[name] = _write_file(target / name, _dumper(name, value))
-    manifest: dict[str, object] = {"format": _FORMAT, **fields, "files": sums}
-    manifest["crc32"] = _own_sum(manifest)
-    _write_file(target / MANIFEST, _dumper(MANIFEST, manifest))
+    manifest: dict[str, object] = {"format": FORMAT, **fields, "files": sums}
+    manifest["crc32"] = manifest_sum(manifest)
+    own = _write_file(target / MANIFEST, _dumper(MANIFEST, manifest))
     fsync_directory(target)
+    return own["bytes"] + sum(each["bytes"] for each in sums.values())
 
 
 def publish(source: Path, target: Path, attempt: int) -> None:
     """Give a written directory its final name; durable when this returns.
 
     An older checkpoint of the same step makes room first. A crash between the two
-    renames leaves the step before as the newest one: work is lost, not the run.
+    renames leaves the step before as the newest one: work is lost, not the run. A
+    failure there gives the older one its name back.
     """
     old = target.with_name(f"{target.name}.del-{attempt}")
-    if target.exists():
+    had_older = target.exists()
+    if had_older:
+        shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
-    source.rename(target)
+    try:
+        source.rename(target)
+    except OSError:
+        if had_older:
+            old.rename(target)
+        raise
     fsync_directory(target.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def verify(path: Path) -> dict[str, Any]:
-    """Read every byte of a checkpoint; give its manifest.
-
-    Raises:
-        CheckpointError: something is missing, cut or changed; the message says what.
-    """
-    manifest: dict[str, Any] | None = read_json(path / MANIFEST)
-    if manifest is None:
-        raise CheckpointError(f"{path}: no readable {MANIFEST}")
-    if manifest.get("crc32") != _own_sum(manifest):
-        raise CheckpointError(f"{path / MANIFEST}: its own checksum differs")
-    if manifest.get("format") != _FORMAT:
-        raise CheckpointError(
-            f"{path / MANIFEST}: format {manifest.get('format')}, this version reads "
-            f"{_FORMAT}"
-        )
-    for name, expected in manifest["files"].items():
-        _verify_file(path / name, expected)
-    return manifest
 
 
 def set_aside(path: Path, reason: str) -> Path:
@@ -133,6 +104,7 @@ def set_aside(path: Path, reason: str) -> Path:
 def discard(path: Path, attempt: int) -> None:
     """Delete a checkpoint; half deleted it must not look whole, so rename first."""
     doomed = path.with_name(f"{path.name}.del-{attempt}")
+    shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
     fsync_directory(path.parent)
     shutil.rmtree(doomed, ignore_errors=True)
@@ -189,25 +161,3 @@ def _write_file(path: Path, dump: Callable[[Any], None]) -> dict[str, int]:
         file.flush()
         os.fsync(file.fileno())
         return {"bytes": file.tell(), "crc32": summing.crc}
-
-
-def _verify_file(path: Path, expected: Mapping[str, int]) -> None:
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            crc = 0
-            while block := file.read(_BLOCK):
-                crc = zlib.crc32(block, crc)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    if size != expected["bytes"]:
-        raise CheckpointError(f"{path}: {size} bytes, expected {expected['bytes']}")
-    if crc != expected["crc32"]:
-        raise CheckpointError(
-            f"{path}: checksum {crc:08x}, expected {expected['crc32']:08x}"
-        )
-
-
-def _own_sum(manifest: Mapping[str, object]) -> int:
-    rest = {key: value for key, value in manifest.items() if key != "crc32"}
-    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())

@@ -1,28 +1,34 @@
 """Checkpoints: all ranks save one state together, and resume from one together."""
 
-import json
-import shutil
-import sys
+import hashlib
+import math
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from clusterddp.config.schema import Checkpoint
 from clusterddp.dist import World, broadcast_json, gather_json
 from clusterddp.errors import CheckpointError
-from clusterddp.files import read_json
 from clusterddp.runs.directory import RunDirectory
-from clusterddp.training import checkpoint_files as disk
-from clusterddp.training.checkpoint_choice import check_fence, choose
+from clusterddp.training.checkpoint_choice import choose
+from clusterddp.training.checkpoint_reading import (
+    RANKS,
+    SHARED,
+    Loaded,
+    read_checkpoint,
+)
+from clusterddp.training.checkpoint_writer import CheckpointWriter, Result, Task, say
+from clusterddp.training.host_copy import HostCopy, count_bytes, on_host
 
 __all__ = ["Checkpoints", "Loaded", "Saved", "Snapshot"]
 
-_RANKS = "ranks.json"
-_SHARED = "state.json"
-_PATIENCE_S = 60.0
+_PATIENCE_S = 60.0  # as a site's KillWait leaves it, and some
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,15 @@ class Snapshot:
 
     Attributes:
         step: finished steps.
-        states: state dicts by file name (`model.pt`, ...); references, not copies,
-            so training must wait until they are written.
+        states: state dicts by file name (`model.pt`, ...); references, not copies.
         shared: JSON that is equal on all ranks: where the training stands.
+        metrics: what an evaluation of these very weights gave; empty without one.
     """
 
     step: int
     states: Mapping[str, Mapping[str, Any]]
     shared: Mapping[str, object]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,31 +61,6 @@ class Saved:
     stop: bool
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A verified checkpoint, read.
-
-    Attributes:
-        path: the directory.
-        step: finished steps.
-        world_size: number of ranks that wrote it.
-        states: as in the snapshot, tensors on the CPU.
-        shared: as in the snapshot.
-        ranks: what each rank added, in the order of ranks.
-    """
-
-    path: Path
-    step: int
-    world_size: int
-    states: Mapping[str, Mapping[str, Any]]
-    shared: Mapping[str, Any]
-    ranks: Sequence[Mapping[str, Any]] = field(repr=False)
-
-
-def _complain(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)  # noqa: T201
-
-
 class Checkpoints:
     """The checkpoints of a run; rank 0 alone writes, all ranks read.
 
@@ -91,8 +73,8 @@ class Checkpoints:
         world: World,
         *,
         attempt: int,
-        keep: int = 3,
-        report: Callable[[str], None] = _complain,
+        rules: Checkpoint | None = None,
+        report: Callable[[str], None] = say,
     ) -> None:
         """Look at nothing yet.
 
@@ -100,28 +82,73 @@ class Checkpoints:
             run: the run whose `checkpoints/` these are.
             world: this rank among the others.
             attempt: the number of this start of the ranks.
-            keep: how many checkpoints stay.
-            report: told on rank 0 what was set aside and what could not be deleted.
+            rules: what is kept, and when failures are too many; defaults when None.
+            report: told on rank 0 what was set aside and what went wrong.
         """
         self._run = run
         self._world = world
         self._attempt = attempt
-        self._keep = keep
         self._report = report
-        self._tried = False
+        self._host = HostCopy()
+        self._done: Callable[[Result], None] = lambda _result: None
+        self._writer = CheckpointWriter(
+            run,
+            attempt,
+            rules or Checkpoint(),
+            report=report,
+            done=self._pass_on,
+        )
 
-    def save(
+    def call_when_done(self, function: Callable[[Result], None]) -> None:
+        """Have a function told of each result, on rank 0, by the writing thread."""
+        self._done = function
+
+    def _pass_on(self, result: Result) -> None:
+        self._done(result)
+
+    def start(
         self,
         snapshot: Snapshot,
         local: Mapping[str, object],
         *,
         stop: Callable[[], bool] = lambda: False,
+        before: Callable[[], object] = lambda: None,
     ) -> Saved:
-        """Write a checkpoint; all ranks must call it, and leave when it is durable.
+        """Copy a state and have it written meanwhile; all ranks must call it.
+
+        One is in flight at most: the one before is waited for. Until `finish` has
+        returned nothing is sure to be durable.
 
         Args:
             snapshot: the state; only rank 0's is written.
             local: JSON that this rank adds (random streams, sums).
+            stop: asked on rank 0; its answer goes to all.
+            before: called on rank 0 by the writing thread: what must be durable first.
+
+        Returns:
+            The same on all ranks; the error is that of the save before.
+
+        Raises:
+            CheckpointError: on all ranks: the save before ended as `finish` says.
+        """
+        begun = time.perf_counter()
+        saved, ranks = self._settle(stop, local)
+        if ranks is not None:
+            waited = time.perf_counter()
+            states = self._host.take(snapshot.states)
+            copied = time.perf_counter()
+            notes = {
+                "stall_s": round(copied - begun, 4),
+                "copy_s": round(copied - waited, 4),
+            }
+            task = self._task(snapshot, states, ranks, notes)
+            self._writer.start(replace(task, before=(self._host.wait, before)))
+        return saved
+
+    def finish(self, *, stop: Callable[[], bool] = lambda: False) -> Saved:
+        """Wait until the last save is durable; all ranks must call it.
+
+        Args:
             stop: asked on rank 0 after the write; its answer goes to all.
 
         Returns:
@@ -130,17 +157,37 @@ class Checkpoints:
 
         Raises:
             CheckpointError: on all ranks: this attempt has been replaced by a newer
-                one, or the state can be written but not be read again.
+                one, the state cannot be written or not be read again, or too many
+                saves in a row have failed.
+        """
+        return self._settle(stop, None)[0]
+
+    def save(
+        self,
+        snapshot: Snapshot,
+        local: Mapping[str, object],
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        before: Callable[[], object] = lambda: None,
+    ) -> Saved:
+        """Write a checkpoint; all ranks must call it, and leave when it is durable.
+
+        Args and returned value are those of `start` and `finish`.
+
+        Raises:
+            CheckpointError: as `finish` does.
         """
         ranks = gather_json(dict(local))
-        word: dict[str, object] | None = None
         if ranks is not None:
-            fatal, error = self._try_to_write(snapshot, ranks)
-            word = {"error": error, "fatal": fatal, "stop": stop()}
-        told: Any = broadcast_json(word)
-        if told["fatal"]:
-            raise CheckpointError(told["error"])
-        return Saved(error=told["error"], stop=told["stop"])
+            previous = self._writer.wait()
+            if previous is None or not previous.fatal:
+                task = self._task(snapshot, on_host(snapshot.states), ranks, {})
+                self._writer.write(replace(task, before=(before,)))
+        return self.finish(stop=stop)
+
+    def close(self, timeout_s: float = _PATIENCE_S) -> None:
+        """Wait for a save in flight, on whatever way out; sends nothing."""
+        self._writer.wait(timeout_s)
 
     def load(self) -> Loaded | None:
         """Read the newest checkpoint that verifies; all ranks must call it.
@@ -160,7 +207,7 @@ class Checkpoints:
         if choice["name"] is None:
             return None
         path = self._run.checkpoints / choice["name"]
-        loaded, error = _read(path, choice["crc32"])
+        loaded, error = read_checkpoint(path, choice["crc32"])
         answers: Any = gather_json(error)
         wrong: list[str] = broadcast_json(
             [f"rank {r}: {e}" for r, e in enumerate(answers or []) if e is not None]
@@ -172,104 +219,74 @@ class Checkpoints:
             )
         return loaded
 
-    def _try_to_write(
-        self, snapshot: Snapshot, ranks: Sequence[object]
-    ) -> tuple[bool, str | None]:
-        name = disk.checkpoint_name(snapshot.step)
-        target = self._run.checkpoints / name
-        source = target.with_name(f"{name}.tmp-{self._attempt}")
-        try:
-            self._write(snapshot, ranks, source)
-            check_fence(self._run, self._attempt)
-            disk.publish(source, target, self._attempt)
-        except CheckpointError as error:
-            shutil.rmtree(source, ignore_errors=True)
-            return True, str(error)
-        except OSError as error:
-            shutil.rmtree(source, ignore_errors=True)
-            return False, f"{target}: not saved: {error.strerror or error}"
-        self._prune()
-        return False, None
+    def _settle(
+        self, stop: Callable[[], bool], local: Mapping[str, object] | None
+    ) -> tuple[Saved, Sequence[object] | None]:
+        """Agree on the save before and on a stop; gather what the ranks add."""
+        ranks = None if local is None else gather_json(dict(local))
+        word: dict[str, object] | None = None
+        if self._world.rank == 0:
+            last = self._writer.wait()
+            error = None if last is None else last.error
+            fatal = last is not None and last.fatal
+            word = {"error": error, "fatal": fatal, "stop": stop()}
+        told: Any = broadcast_json(word)
+        if told["fatal"]:
+            raise CheckpointError(told["error"])
+        return Saved(error=told["error"], stop=told["stop"]), ranks
 
-    def _write(self, snapshot: Snapshot, ranks: Sequence[object], source: Path) -> None:
-        check_fence(self._run, self._attempt)
-        shutil.rmtree(source, ignore_errors=True)
-        contents = {**snapshot.states, _SHARED: snapshot.shared, _RANKS: ranks}
+    def _task(
+        self,
+        snapshot: Snapshot,
+        states: Mapping[str, Any],
+        ranks: Sequence[object],
+        notes: Mapping[str, object],
+    ) -> Task:
+        contents = {**states, SHARED: dict(snapshot.shared), RANKS: ranks}
         fields = {
             "step": snapshot.step,
             "attempt": self._attempt,
             "world_size": self._world.world_size,
+            "clusterddp": _version(),
             "torch": torch.__version__,
+            "python": platform.python_version(),
+            "config": _digest(self._run.job_file),
+            "metrics": _finite(snapshot.metrics),
             "time": round(time.time(), 3),
         }
-        disk.write_files(source, contents, fields)
-        if not self._tried:
-            _try_to_read(source, list(snapshot.states))
-            self._tried = True
-
-    def _prune(self) -> None:
-        for path in disk.list_checkpoints(self._run.checkpoints)[self._keep :]:
-            try:
-                disk.discard(path, self._attempt)
-            except OSError as error:
-                self._report(f"{path}: not deleted: {error.strerror}")
+        size = count_bytes(states)
+        return Task(snapshot.step, contents, fields, bytes=size, notes=notes)
 
     def _choose(self) -> dict[str, object]:
         try:
-            chosen = choose(self._run, self._attempt, self._report)
+            chosen = choose(self._run, self._attempt, self._tell_set_aside)
         except OSError as error:
             return {"error": f"{self._run.checkpoints}: {error.strerror or error}"}
+        except CheckpointError as error:
+            return {"error": str(error)}
         if chosen is None:
             return {"error": None, "name": None}
         return {"error": None, "name": chosen[0], "crc32": chosen[1]["crc32"]}
 
-
-def _try_to_read(path: Path, names: Sequence[str]) -> None:
-    """Find out now, not after the stop, that a state holds more than tensors.
-
-    Raises:
-        CheckpointError: torch.load(weights_only=True) refuses a file.
-    """
-    for name in names:
-        try:
-            torch.load(path / name, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:
-            raise CheckpointError(
-                f"{path / name}: written, but cannot be read again: the state dict "
-                f"holds something else than tensors and plain values ({error})"
-            ) from error
+    def _tell_set_aside(self, path: Path, aside: Path, reason: str) -> None:
+        self._writer.note("set aside", name=path.name, to=aside.name, reason=reason)
+        self._report(f"{reason}; set aside as {aside.name}, trying the one before")
 
 
-def _read(path: Path, crc: int) -> tuple[Loaded | None, str | None]:
+def _version() -> str:
     try:
-        manifest = _wait_for_manifest(path)
-        if manifest["crc32"] != crc:
-            return None, f"{path}: manifest {manifest['crc32']}, rank 0 has {crc}"
-        states = {
-            name: torch.load(path / name, map_location="cpu", weights_only=True)
-            for name in manifest["files"]
-            if not name.endswith(".json")
-        }
-        shared: Any = read_json(path / _SHARED)
-        ranks = _read_ranks(path / _RANKS)
-    except Exception as error:  # noqa: BLE001 - told to all ranks, which raise
-        return None, f"{type(error).__name__}: {error}"
-    step, world_size = manifest["step"], manifest["world_size"]
-    return Loaded(path, step, world_size, states, shared, ranks), None
+        return metadata.version("clusterddp")
+    except metadata.PackageNotFoundError:  # run from a checkout, not installed
+        return "unknown"
 
 
-def _read_ranks(path: Path) -> list[dict[str, Any]]:
-    ranks: list[dict[str, Any]] = json.loads(path.read_bytes())
-    return ranks
+def _digest(path: Path) -> str | None:
+    """Give the SHA-256 of the job file; None where there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
-def _wait_for_manifest(path: Path) -> dict[str, Any]:
-    # NFS clients may see a fresh directory late (nfs(5), attribute caching).
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        manifest: dict[str, Any] | None = read_json(path / disk.MANIFEST)
-        if manifest is not None:
-            return manifest
-        if time.monotonic() > deadline:
-            raise CheckpointError(f"{path / disk.MANIFEST}: not visible here")
-        time.sleep(0.2)
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: v for name, v in metrics.items() if math.isfinite(v)}

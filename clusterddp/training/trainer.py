@@ -11,11 +11,14 @@ from clusterddp.config.schema import Job
 from clusterddp.dist import World, default_store, note_step
 from clusterddp.errors import CheckpointError
 from clusterddp.runs.directory import RunDirectory
+from clusterddp.training.checkpoint_writer import Result
 from clusterddp.training.checkpoints import Checkpoints, Loaded, Saved, Snapshot
 from clusterddp.training.equipment import Equipment
 from clusterddp.training.experiment import Experiment
 from clusterddp.training.progress import render_evaluation, render_step
 from clusterddp.training.randomness import read_state
+from clusterddp.training.retention import is_rated
+from clusterddp.training.save_clock import SaveClock
 from clusterddp.training.schedule import Schedule, Standing
 from clusterddp.training.stop import StopSignal
 
@@ -77,8 +80,10 @@ class Trainer:
         self._schedule = Schedule(job, samples, world)
         self._equipment = Equipment(experiment, job, world, run, self._stop)
         self._checkpoints = Checkpoints(
-            run, world, attempt=attempt, keep=job.checkpoint.keep
+            run, world, attempt=attempt, rules=job.checkpoint
         )
+        self._rules = job.checkpoint
+        self._clock = SaveClock(job.checkpoint.every.seconds, world)
         self._at = Standing()
         self._saved: Standing | None = None
         self._busy_s, self._consumed = 0.0, 0
@@ -107,6 +112,8 @@ class Trainer:
                     stack.enter_context(self._stop)
                 self._stop.connect(default_store(), self._world)
                 self._equipment.open(stack, self._schedule, self._at, loaded)
+                self._checkpoints.call_when_done(self._note_result)
+                stack.callback(self._checkpoints.close)
                 self._train()
                 self._stop.disconnect()
         self._part()
@@ -186,37 +193,56 @@ class Trainer:
     def _save_and_stop(self) -> bool:
         """Save if it is due; True if rank 0 then knew of a request to stop.
 
-        All ranks wait for the write anyway: they can as well agree on the stop
-        here, and need not save once more a step later.
+        All ranks meet here anyway: they can as well agree on the stop, and need
+        not save once more a step later.
         """
-        return self._schedule.is_save_due(self._at) and self._save().stop
+        due = self._clock.is_due(self._at.step)
+        if due or self._schedule.is_save_due(self._at) or self._is_rated():
+            return self._save(wait=not self._rules.background).stop
+        return False
 
-    def _save(self) -> Saved:
+    def _is_rated(self) -> bool:
+        return is_rated(self._rules.best, self._fresh_metrics())
+
+    def _fresh_metrics(self) -> dict[str, float]:
+        """Give the values of an evaluation at this very step; empty without one."""
+        fresh = self._schedule.is_epoch_edge(self._at) and self._at.is_settled
+        return self._at.metrics if fresh else {}
+
+    def _save(self, *, wait: bool) -> Saved:
+        """Have this step saved; returns when it is copied or, waiting, durable."""
         tools = self._equipment
-        tools.progress.update(phase="save")
-        tools.metrics.sync()
+        if wait:
+            tools.progress.update(phase="save")
         shared = {**asdict(self._at), "samples": self._schedule.sampler.size}
         local = {
             "random": read_state(tools.device),
             "metrics": tools.metrics.state(),
         }
-        saved = self._checkpoints.save(
-            Snapshot(self._at.step, tools.learner.state(), shared),
+        state, metrics = tools.learner.state(), self._fresh_metrics()
+        saved = (self._checkpoints.save if wait else self._checkpoints.start)(
+            Snapshot(self._at.step, state, shared, metrics),
             local,
             stop=lambda: self._stop.requested,
+            before=tools.metrics.sync,
         )
-        if saved.error is None:
+        self._clock.restart()
+        if saved.error is None or not wait:
             self._saved = copy.copy(self._at)
-            tools.progress.update(checkpoint=self._at.step)
-        else:
-            tools.progress.say(f"{saved.error}; going on, the older ones are intact")
         return saved
+
+    def _note_result(self, result: Result) -> None:
+        """Tell what is durable now, on rank 0; its writer thread calls this."""
+        if result.error is None:
+            self._equipment.progress.update(checkpoint=result.step)
+        elif result.fatal:
+            self._stop.request()  # all leave together; `_leave` says why
 
     def _leave(self) -> None:
         """Save what is not saved yet; nobody leaves before that is durable."""
-        if self._saved == self._at:
+        if self._saved == self._at and self._checkpoints.finish().error is None:
             return
-        saved = self._save()
+        saved = self._save(wait=True)
         if saved.error is not None:
             raise CheckpointError(
                 f"{saved.error}; make room, then start again: the run goes on from "
