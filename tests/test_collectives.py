@@ -1,6 +1,8 @@
 """Sums and JSON values over all ranks."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,3 +131,14 @@ def test_collectives_before_init_are_refused() -> None:
             call()
     with pytest.raises(LaunchError, match="call it first"):
         gather_json(1)
+
+
+def test_nothing_that_ranks_tell_each_other_is_unpickled() -> None:
+    """The store is not authenticated, and torch's object collectives use pickle."""
+    pickled = re.compile(
+        r"^(?:import|from) pickle|(?:object_list|gather_object)\(", re.MULTILINE
+    )
+    root = Path(__file__).parents[1] / "clusterddp"
+    files = [*(root / "dist").rglob("*.py"), *(root / "training").rglob("*.py")]
+    assert len(files) > 20
+    assert not [file for file in files if pickled.search(file.read_text())]

@@ -177,7 +177,9 @@ def test_missing_rank_is_named_on_every_rank(tmp_path: Path) -> None:
         step_environ(rank, [2, 2], CLUSTERDDP_RDZV_DIR=str(tmp_path))
         for rank in (0, 1, 3)
     ]
-    for outcome in run_ranks(short, environs):
+    outcomes = run_ranks(short, environs)
+    assert not list(tmp_path.iterdir()), "no record outlives its server"
+    for outcome in outcomes:
         assert "RendezvousError: rendezvous: rank 2 of 4 did not" in outcome.error
         assert "expected on gpu002 (1 of 2 came)" in outcome.error
         assert outcome.seconds < 4

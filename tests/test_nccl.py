@@ -1,11 +1,13 @@
 """NCCL's environment, checked and completed; no GPU is needed for that."""
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from clusterddp.dist.nccl import (
     ineffective_timeout,
+    prepare_nccl,
     recorder_directory,
     recorder_variables,
 )
@@ -73,3 +75,18 @@ def test_users_own_settings_of_the_recorder_win() -> None:
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     }
     assert not recorder_variables(environ, HERE)
+
+
+def test_recorder_is_prepared_and_trouble_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the group is formed; the directory is there by then."""
+    run = {"CLUSTERDDP_RUN_DIR": str(tmp_path), "CLUSTERDDP_ATTEMPT": "0002"}
+    with caplog.at_level(logging.WARNING):
+        variables = prepare_nccl("cpu:gloo,cuda:nccl", run | {OFF: "0"})
+    flight = tmp_path / "attempts" / "0002" / "flight"
+    assert flight.is_dir()
+    assert variables["TORCH_FR_DUMP_TEMP_FILE"] == str(flight / "nccl_trace_rank_")
+    assert f"{OFF}=0: with it no timeout ends a stuck NCCL collective" in caplog.text
+    assert prepare_nccl("gloo", run | {OFF: "0"}) == {}
+    assert prepare_nccl("nccl", {}) == {}

@@ -93,7 +93,8 @@ def _write_scripts(cluster: Cluster, home: Path) -> None:
     def run(step: str, options: str, extra: str = "") -> str:
         words = options.format(n=names)
         before = f"SLURM_HOSTFILE={home}/hosts " if "arbitrary" in words else ""
-        return f"{before}srun --label {words} -o '{home}/{step}.out' {rank} {home}/rdzv{extra}"
+        srun = f"{before}srun --label {words} -o '{home}/{step}.out'"
+        return f"{srun} {rank} {home}/rdzv{extra}"
 
     hosts = "\n".join(names[i] for i in (2, 0, 0, 1))
     (home / "hosts").write_text(f"{hosts}\n")

@@ -1,8 +1,14 @@
 """Threads that do not fit the CPUs are warned of."""
 
-import pytest
+import logging
+import os
 
+import pytest
+import torch
+
+from clusterddp.dist import init_dist
 from clusterddp.dist.threads import mismatch
+from tests.forked import run_ranks, step_environ
 
 
 @pytest.mark.parametrize(
@@ -30,3 +36,22 @@ def test_fitting_numbers_are_not(
 ) -> None:
     """Ranks that are bound to CPUs of their own share none of them."""
     assert not mismatch(threads, cpus, on_machine, ranks)
+
+
+def test_init_dist_warns_once_for_each_node() -> None:
+    """The first rank of the node says it; the number of threads is left alone."""
+
+    def body() -> object:
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("clusterddp").addHandler(handler)
+        threads = len(os.sched_getaffinity(0)) + 1
+        torch.set_num_threads(threads)
+        init_dist()
+        return [torch.get_num_threads() == threads, [s for s in said if "threads" in s]]
+
+    outcomes = run_ranks(body, [step_environ(rank, [2]) for rank in range(2)])
+    values = [outcome.value for outcome in outcomes]
+    assert all(isinstance(value, list) and value[0] for value in values)
+    assert [len(value[1]) for value in values] == [1, 0]  # type: ignore[index]

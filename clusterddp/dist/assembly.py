@@ -65,18 +65,25 @@ def assemble(
         place = meeting_place(os.environ, world.num_nodes, generation, ports)
         meeting = meet(place, world.rank, world.world_size, terms.timeout)
         base, master = meeting.store, meeting.address
-    if world.world_size > 1:
-        me = _introduce(world, backend, device, master)
-        roll = PrefixStore(f"clusterddp/roll.{terms.generation}", base)
-        # torchrun numbers its groups in an order of its own, not that of the nodes.
-        nodes = node_tasks(os.environ) if world.launcher == "slurm" else []
-        came = roll_call(roll, me, nodes, terms.timeout)
-        variables |= _gloo_interface(me, world, came)
-    if meeting and world.rank == 0:
-        meeting.close()
+    try:
+        if world.world_size > 1:
+            me = _introduce(world, backend, device, master)
+            came = _call_roll(base, me, world.launcher, terms)
+            variables |= _gloo_interface(me, world, came)
+    finally:
+        # Also where somebody is missing: a record must not outlive its server.
+        if meeting and world.rank == 0:
+            meeting.close()
     if world.launcher == "slurm":
         variables |= _usual_variables(world, master, meeting.port if meeting else 0)
     return base, variables
+
+
+def _call_roll(base: Store, me: Arrival, launcher: str, terms: Terms) -> list[Arrival]:
+    roll = PrefixStore(f"clusterddp/roll.{terms.generation}", base)
+    # torchrun numbers its groups in an order of its own, not that of the nodes.
+    nodes = node_tasks(os.environ) if launcher == "slurm" else []
+    return roll_call(roll, me, nodes, terms.timeout)
 
 
 def _env_store(timeout: timedelta) -> Store:

@@ -21,11 +21,7 @@ from clusterddp.dist.arguments import (
 from clusterddp.dist.assembly import Terms, assemble
 from clusterddp.dist.devices import choose_device
 from clusterddp.dist.exports import Exports
-from clusterddp.dist.nccl import (
-    ineffective_timeout,
-    recorder_directory,
-    recorder_variables,
-)
+from clusterddp.dist.nccl import prepare_nccl
 from clusterddp.dist.session import Session, close_session, is_open, open_session
 from clusterddp.dist.threads import mismatch
 from clusterddp.dist.world import World, world_from_environment
@@ -95,7 +91,7 @@ def init_dist(
     base.set_timeout(limit)
     exports = Exports()
     try:
-        exports.put({**variables, **_prepare_nccl(backend)})
+        exports.put({**variables, **prepare_nccl(backend, os.environ)})
         group = PrefixStore(f"default_pg{suffix}", base)
         _form_group(world, backend, device, limit, {**kwargs, "store": group})
     except BaseException:
@@ -152,19 +148,6 @@ def _refuse_second_group() -> None:
             "init_dist once, or shutdown() before the next time"
         )
         raise LaunchError(message)
-
-
-def _prepare_nccl(backend: str) -> dict[str, str]:
-    """Warn of limits that do not hold, and give where traces shall be dumped."""
-    if "nccl" not in backend:
-        return {}
-    if problem := ineffective_timeout(os.environ):
-        _LOG.warning("%s", problem)
-    directory = recorder_directory(os.environ)
-    if directory is None:
-        return {}
-    directory.mkdir(parents=True, exist_ok=True)
-    return recorder_variables(os.environ, directory)
 
 
 def _warn_of_threads(world: World) -> None:

@@ -4,10 +4,18 @@ Names as in torch's `ProcessGroupNCCL.hpp` and `FlightRecorder.hpp`; the older o
 still read as aliases. No torch in here.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["ineffective_timeout", "recorder_directory", "recorder_variables"]
+__all__ = [
+    "ineffective_timeout",
+    "prepare_nccl",
+    "recorder_directory",
+    "recorder_variables",
+]
+
+_LOG = logging.getLogger(__name__)
 
 _ASYNC = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 _BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
@@ -16,6 +24,22 @@ _OFF = ("", "0")
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+
+
+def prepare_nccl(backend: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Give the variables to set before the group is formed; warn of what is wrong.
+
+    Makes the directory of the traces, if there is an attempt.
+    """
+    if "nccl" not in backend:
+        return {}
+    if problem := ineffective_timeout(environ):
+        _LOG.warning("%s", problem)
+    directory = recorder_directory(environ)
+    if directory is None:
+        return {}
+    directory.mkdir(parents=True, exist_ok=True)
+    return recorder_variables(environ, directory)
 
 
 def ineffective_timeout(environ: Mapping[str, str]) -> str:
