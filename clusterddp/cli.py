@@ -1,6 +1,7 @@
 """The `clusterddp` command: `clusterddp VERB` is `python -m clusterddp.VERB`."""
 
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb in ("-h", "--help"):
         sys.stdout.write(_help())
         return 0
+    if verb == "--version":
+        sys.stdout.write(f"clusterddp {importlib.metadata.version('clusterddp')}\n")
+        return 0
     if verb not in VERBS:
         known = ", ".join(VERBS)
         sys.stderr.write(f"clusterddp: {verb}: no such verb; expected one of {known}\n")
@@ -46,7 +50,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "clusterddp VERB -h explains a verb.",
+            "clusterddp VERB -h explains a verb; clusterddp --version says which.",
             "",
         ]
     )

@@ -24,11 +24,13 @@ __all__ = [
     "Checkpoint",
     "Cluster",
     "Code",
+    "Ddp",
     "DistParams",
     "Every",
     "Job",
     "Launcher",
     "Log",
+    "Profile",
     "Retry",
     "Slurm",
     "Train",
@@ -144,21 +146,88 @@ def _ports(value: str) -> str:
 class DistParams(_Section):
     """What `init_dist` is given; durations in seconds."""
 
-    backend: str = "auto"
-    timeout: Duration = 3600.0
-    rendezvous_timeout: Duration = 600.0
+    backend: str = Field(
+        "auto",
+        description="auto (nccl where there are GPUs, else gloo), or torch's word",
+    )
+    timeout: Duration = Field(3600.0, description="of collectives")
+    rendezvous_timeout: Duration = Field(
+        600.0, description="how long the ranks wait for each other at the start"
+    )
     port_range: Annotated[str, AfterValidator(_ports)] | None = Field(
         None, description="ports that rank 0 may bind, such as 20000-20100"
     )
 
 
+class Ddp(_Section):
+    """Options of DistributedDataParallel, by its own names, and its comm hook."""
+
+    gradient_as_bucket_view: bool = Field(
+        default=False, description="saves the memory of one copy of the gradients"
+    )
+    static_graph: bool = Field(
+        default=False,
+        description="promises torch that every step uses the same parameters",
+    )
+    find_unused_parameters: bool = Field(
+        default=False, description="for models that do not use all parameters each step"
+    )
+    bucket_cap_mb: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="size of a gradient bucket, in MiB; null: torch's choice"
+    )
+    comm_hook: Literal["bf16", "fp16"] | None = Field(
+        None, description="average gradients in half the bytes"
+    )
+
+
+class Profile(_Section):
+    """Which steps torch's profiler records, on every rank."""
+
+    start: Count = Field(
+        10, description="the first recorded step after the start of an attempt"
+    )
+    steps: Positive = Field(5, description="how many steps are recorded")
+
+
 class Train(_Section):
     """What the shared trainer does; a user's own script ignores all but threads."""
 
-    epochs: Positive = 1
-    global_batch_size: Positive = 32
-    seed: Count = 0
-    workers: Count = 0
+    epochs: Positive = Field(1, description="passes over the training data")
+    global_batch_size: Positive = Field(
+        32, description="samples of one step over all ranks"
+    )
+    accumulate: Positive = Field(
+        1, description="parts of a rank's share of a batch that are computed in turn"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="fp32, or torch's autocast in bf16 or fp16"
+    )
+    clip_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="largest norm of all gradients together; null: not clipped"
+    )
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="decay of an average of the weights over the steps"
+    )
+    not_finite: Literal["stop", "skip", "ignore"] = Field(
+        "stop", description="what to do with a step whose gradients hold NaN or Inf"
+    )
+    max_skips: Positive = Field(25, description="stop after so many in a row")
+    check_equal: Positive | None = Field(
+        1000, description="every so many steps compare the ranks' weights; null: never"
+    )
+    gc_every: Positive | None = Field(
+        None, description="collect garbage at these steps only, on all ranks together"
+    )
+    ddp: Ddp = Field(Ddp(), description="options of DistributedDataParallel")
+    sync_batchnorm: bool = Field(
+        default=False, description="batch norm over all ranks' samples"
+    )
+    compile: str | None = Field(None, description="backend of torch.compile: inductor")
+    profile: Profile | None = Field(
+        None, description="which steps torch's profiler records; null: none"
+    )
+    seed: Count = Field(0, description="of data order, initialisation and dropout")
+    workers: Count = Field(0, description="loader processes per rank")
     threads: Positive | None = Field(
         None, description="intra-op threads of a rank; default slurm.cpus_per_task"
     )
@@ -197,24 +266,46 @@ class Checkpoint(_Section):
 class Log(_Section):
     """How often the loss is logged, in steps."""
 
-    every: Positive = 10
+    every: Positive = Field(10, description="steps between two log points")
 
 
 class Slurm(_Section):
     """What Slurm is asked for; the names are sbatch's own."""
 
-    nodes: Positive = 1
-    tasks_per_node: Positive = 1
-    gpus_per_node: Count | None = None
-    cpus_per_task: Positive = 1
+    nodes: Positive = Field(
+        1, description="ranks are nodes x tasks_per_node, under every launcher"
+    )
+    spare_nodes: Count = Field(
+        0, description="further nodes, so that a lost one costs no requeue"
+    )
+    tasks_per_node: Positive = Field(1, description="ranks on each node")
+    gpus_per_node: Count | None = Field(
+        None, description="as sbatch --gpus-per-node; null: none asked for"
+    )
+    cpus_per_task: Positive = Field(1, description="cores of one rank")
     mem: str | None = Field(None, description="per node, as sbatch --mem: 4G, 500M, 0")
-    time: Duration = 3600.0
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
+    time: Duration = Field(
+        3600.0,
+        description="time limit of one job, not of the run; more than signal_delay",
+    )
+    partition: str | None = Field(None, description="as sbatch --partition")
+    account: str | None = Field(None, description="as sbatch --account")
+    qos: str | None = Field(None, description="as sbatch --qos")
+    constraint: str | None = Field(None, description="as sbatch --constraint")
+    exclude: str | None = Field(None, description="nodes that the job must not get")
     setup: Texts = Field((), description="shell lines before the supervisor")
+    setup_node: Texts = Field(
+        (), description="shell lines that run once per node and attempt, before ranks"
+    )
+    python: Annotated[
+        Texts,
+        BeforeValidator(
+            lambda value: (value,) if isinstance(value, str) else value,
+            json_schema_input_type=str | list[str],
+        ),
+    ] = Field(
+        (), description="the ranks' interpreter, where it is not the supervisor's"
+    )
     env: dict[str, str] = Field({}, description="variables that every rank gets")
     template: str | None = Field(None, description="a preset of this section")
     srun_args: Texts = Field((), description="further options of srun")
@@ -224,6 +315,9 @@ class Slurm(_Section):
     step_timeout: Duration = Field(
         300.0, description="how long srun may take to start the ranks"
     )
+    supervisor_timeout: Duration = Field(
+        120.0, description="with spare nodes: how long ranks miss the supervisor"
+    )
     extra: dict[str, bool | int | str] = Field(
         {}, description="any further option of sbatch, by its long name"
     )
@@ -232,10 +326,12 @@ class Slurm(_Section):
 class Retry(_Section):
     """How often a run may be started again, by cause."""
 
-    crashes: Count = 3
-    timeouts: Count = 20
+    crashes: Count = Field(
+        3, description="how many crashes and stalls the run may have"
+    )
+    timeouts: Count = Field(20, description="how many time limits it may reach")
     preemptions: Count | None = Field(None, description="null: no limit")
-    node_failures: Count = 10
+    node_failures: Count = Field(10, description="how many nodes it may lose")
     stall_timeout: Duration | Literal["auto", "never"] = Field(
         "auto", description="how long the ranks may finish no step; auto, or never"
     )
@@ -244,7 +340,10 @@ class Retry(_Section):
 class Code(_Section):
     """What is kept of the user's code when a run is submitted."""
 
-    snapshot: bool = True
+    snapshot: bool = Field(
+        default=True,
+        description="keep the tracked files (without git: the .py files) at submit",
+    )
     include: Texts = Field((), description="untracked files to keep as well")
     max_mb: Positive = Field(50, description="a larger snapshot is refused, in MiB")
     root: str | None = Field(None, description="set at submit: what was kept")
@@ -253,23 +352,37 @@ class Code(_Section):
 class Job(_Section):
     """One run, described; `clusterddp.config.load_job` makes it from a file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+            max_length=100,
+            description="letters, digits, dots, dashes, underscores",
+        ),
+    ]
     experiment: str | None = Field(
         None, description="package.module:function or path/to/file.py:function"
     )
     script: str | None = Field(None, description="a .py file or a module, run as main")
     args: Texts = Field((), description="arguments of the script")
     params: dict[str, object] = Field({}, description="handed to the experiment")
-    launcher: Launcher = "slurm"
+    launcher: Launcher = Field(
+        "slurm",
+        description="slurm (one srun task per rank), pytorch (an agent per node), none",
+    )
     cluster: Cluster | None = Field(None, description="follows from the launcher")
-    dist_params: DistParams = DistParams()
-    train: Train = Train()
-    checkpoint: Checkpoint = Checkpoint()
-    log: Log = Log()
-    slurm: Slurm = Slurm()
-    retry: Retry = Retry()
-    code: Code = Code()
-    runs: str = "runs"
+    dist_params: DistParams = Field(DistParams(), description="handed to init_dist")
+    train: Train = Field(Train(), description="what the shared trainer does")
+    checkpoint: Checkpoint = Field(
+        Checkpoint(), description="when checkpoints are written and which stay"
+    )
+    log: Log = Field(Log(), description="how often is logged")
+    slurm: Slurm = Field(Slurm(), description="what Slurm is asked for")
+    retry: Retry = Field(Retry(), description="how often the run may be started again")
+    code: Code = Field(Code(), description="what is kept of the code")
+    runs: str = Field(
+        "runs", description="where runs lie; --runs and $CLUSTERDDP_RUNS win"
+    )
 
     @property
     def world_size(self) -> int:
@@ -285,16 +398,3 @@ class Job(_Section):
     def where(self) -> Cluster:
         """Where the run goes: what `cluster` says, else what the launcher implies."""
         return self.cluster or ("slurm" if self.launcher == "slurm" else "local")
-
-    setup_node: Texts = Field(
-        (), description="shell lines that run once per node and attempt, before ranks"
-    )
-    python: Annotated[
-        Texts,
-        BeforeValidator(
-            lambda value: (value,) if isinstance(value, str) else value,
-            json_schema_input_type=str | list[str],
-        ),
-    ] = Field(
-        (), description="the ranks' interpreter, where it is not the supervisor's"
-    )
