@@ -8,6 +8,7 @@ ClusterDDPError                   1  a bug, or anything without a better class
 │   └── RendezvousError           3  the ranks did not meet
 ├── SlurmError                    4  Slurm refused, failed or did not answer
 ├── CollectiveError               1  the ranks lost one another while they worked
+├── NumbersError                  1  NaN or Inf, or ranks whose weights differ
 ├── CheckpointError               5  no checkpoint could be written or read
 └── StoppedError                 75  stopped on request; the run can be resumed
 
@@ -26,6 +27,7 @@ __all__ = [
     "CollectiveError",
     "JobFileError",
     "LaunchError",
+    "NumbersError",
     "RendezvousError",
     "SlurmError",
     "StoppedError",
@@ -76,6 +78,10 @@ class SlurmError(ClusterDDPError):
 
 class CollectiveError(ClusterDDPError, RuntimeError):
     """A rank did not take part in a collective; names the operation and the step."""
+
+
+class NumbersError(ClusterDDPError):
+    """The training has left the numbers: NaN or Inf, or ranks that differ."""
 
 
 class CheckpointError(ClusterDDPError):

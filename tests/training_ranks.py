@@ -35,9 +35,12 @@ from clusterddp.dist import init_dist, shutdown
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.training import Experiment, MetricLog, StopSignal, Trainer
 from clusterddp.training import checkpoint_files as disk
+from clusterddp.training.average import WeightAverage
 from clusterddp.training.data import SampleKey, SeededBatches
 from clusterddp.training.equipment import Equipment
+from clusterddp.training.guard import NumberGuard
 from clusterddp.training.learner import Learner
+from clusterddp.training.precision import Precision
 from clusterddp.training.randomness import seed_all
 
 STOPPED = 75
@@ -311,9 +314,12 @@ def build_noisy(params: Mapping[str, Any]) -> Experiment:
 
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
         time.sleep(params.get("sleep", 0.0))
-        if model.training and next(calls) == params.get("stop_at"):
+        call = next(calls) if model.training else -1
+        if call == params.get("stop_at"):
             _stop_once(params)
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        # By what is in the batch, not by the call: the same after any stop.
+        return loss / 0.0 if 0 <= batch[0][0, 0] < params.get("spikes", 0.0) else loss
 
     return Experiment(
         model,
@@ -348,6 +354,10 @@ def _draw_unseeded(self: SeededBatches, key: SampleKey) -> object:
     return self.data[key.sample]
 
 
+def _count_as_if_whole(_self: Learner, _weights: object, _total: int) -> int:
+    return 24
+
+
 def _nothing(*_: object) -> None:
     return None
 
@@ -358,6 +368,10 @@ _NAIVE: dict[str, tuple[type, str, Callable[..., object]]] = {
     "loss sums": (MetricLog, "load", _nothing),
     "sample seeds": (SeededBatches, "__getitem__", _draw_unseeded),
     "optimizer": (Learner, "load", _load_model_only),
+    "scale": (Precision, "load", _nothing),
+    "average": (WeightAverage, "load", _nothing),
+    "skips": (NumberGuard, "load", _nothing),
+    "true divisor": (Learner, "_sum_of_weights", _count_as_if_whole),
 }
 
 
@@ -367,8 +381,7 @@ def final_state(run: Path) -> dict[str, Any]:
     disk.verify(newest)
     return {
         "step": newest.name,
-        "model": _digest(torch.load(newest / "model.pt", weights_only=True)),
-        "optimizer": _digest(torch.load(newest / "optimizer.pt", weights_only=True)),
+        **{path.stem: _digest_file(path) for path in newest.glob("*.pt")},
         "ranks": json.loads((newest / "ranks.json").read_text()),
         "state": json.loads((newest / "state.json").read_text()),
         "lines": logged(run),
@@ -377,12 +390,21 @@ def final_state(run: Path) -> dict[str, Any]:
 
 def logged(run: Path) -> list[dict[str, str]]:
     """Give the lines of metrics.jsonl without what depends on the clock."""
-    lines = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = ("step", "epoch", "loss", "lr")
+    lines = raw_lines(run)
+    kept = ("step", "epoch", "loss", "lr", "grad_norm", "skipped", "loss_scale")
     return [
         {k: repr(v) for k, v in line.items() if k in kept or k.startswith("eval/")}
         for line in lines
     ]
+
+
+def raw_lines(run: Path) -> list[dict[str, Any]]:
+    """Give the lines of metrics.jsonl as they are."""
+    return [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def _digest_file(path: Path) -> str:
+    return _digest(torch.load(path, weights_only=True))
 
 
 def _digest(value: object) -> str:

@@ -1,6 +1,7 @@
 """The equipment of one `fit`: everything that is opened before the first step."""
 
 import copy
+import time
 from contextlib import ExitStack, closing
 
 from clusterddp.config.schema import Job
@@ -10,14 +11,19 @@ from clusterddp.training.checkpoints import Loaded
 from clusterddp.training.data import BatchSource, SeededBatches, move
 from clusterddp.training.evaluation import Evaluator
 from clusterddp.training.experiment import Experiment
+from clusterddp.training.housekeeping import open_chores
 from clusterddp.training.learner import Learner
+from clusterddp.training.losses import Share
 from clusterddp.training.metrics import MetricLog
+from clusterddp.training.pace import Pace, read_train_seconds
+from clusterddp.training.preflight import look_first
 from clusterddp.training.progress import Progress
 from clusterddp.training.randomness import mix, restore_state, seed_all
 from clusterddp.training.resources import ResourceMonitor
 from clusterddp.training.sampler import Span
 from clusterddp.training.schedule import Schedule, Standing
 from clusterddp.training.stop import StopSignal
+from clusterddp.training.weights import restore
 
 __all__ = ["Equipment"]
 
@@ -69,34 +75,43 @@ class Equipment:
         progress = Progress(self._run.progress, active=is_first)
         self.progress = stack.enter_context(closing(progress))
         self._announce(at, None if loaded is None else loaded.step)
-        self.learner = Learner(self._experiment, self._world, self.device)
+        train = self._job.train
+        self.learner = Learner(self._experiment, train, self._world, self.device)
         self.metrics = MetricLog(
             self._run, self._world, self.device, resume_step=at.noted
         )
         stack.callback(self.metrics.close)
         if loaded is not None:
-            self.learner.load(loaded.states)
+            restore(self.learner, self.learner.model, loaded)
             self.metrics.load([rank["metrics"] for rank in loaded.ranks])
         self.monitor = ResourceMonitor()
         if is_first:
             stack.enter_context(self.monitor)
-        self.evaluator = stack.enter_context(closing(self._make_evaluator()))
+        evaluator = Evaluator(self._experiment, self._world, self.device, train)
+        self.pace = Pace(self._train_seconds(), self._began())
+        model, profiles = self.learner.model, self._run.path / "profiles"
+        self.chores = open_chores(stack, train, model, self._world, profiles)
+        self.evaluator = stack.enter_context(closing(evaluator))
         self._source = stack.enter_context(closing(self._make_source(at.position)))
         if not schedule.is_over(at):
-            self._warm_up(schedule.sampler.span(at.position))
+            self._warm_up(schedule.sampler.span(at.position), at.step)
         self._start_random_streams(at.step, loaded)
 
-    def fetch(self, span: Span) -> object:
-        """Give this rank's batch for a span, on the device.
+    def fetch(self, span: Span) -> list[Share]:
+        """Give this rank's parts of a global batch, on the device.
 
         A worker may have died of the very signal that asks the ranks to stop; the
         one or two steps that are left are then loaded in this process.
         """
-        return move(self._first.pop() if self._first else self._load(span), self.device)
+        shares = []
+        for part, count in enumerate(self._schedule.counts(span)):
+            batch = self._first.pop() if self._first else self._load(span, part)
+            shares.append(Share(move(batch, self.device), count))
+        return shares
 
-    def _load(self, span: Span) -> object:
+    def _load(self, span: Span, part: int) -> object:
         return self._source.next(
-            lambda: self._schedule.keys(span),
+            lambda: list(self._schedule.keys(span))[part],
             alone=lambda: self._stop.wait(_PATIENCE_S),
         )
 
@@ -112,17 +127,6 @@ class Equipment:
             checkpoint=checkpoint,
         )
 
-    def _make_evaluator(self) -> Evaluator:
-        train = self._job.train
-        return Evaluator(
-            self._experiment,
-            self._world,
-            self.device,
-            seed=train.seed,
-            batch_size=train.global_batch_size,
-            workers=train.workers,
-        )
-
     def _make_source(self, position: int) -> BatchSource:
         experiment, train = self._experiment, self._job.train
         return BatchSource(
@@ -132,11 +136,32 @@ class Equipment:
             pin_memory=self.device.type == "cuda",
         )
 
-    def _warm_up(self, span: Span) -> None:
-        batch = self._load(span)
-        # A copy, because a loss may change its batch, and this one comes again.
-        self.learner.warm_up(move(copy.deepcopy(batch), self.device))
+    def _warm_up(self, span: Span, step: int) -> None:
+        batch = self._load(span, 0)
+        if step == 0:
+            look_first(
+                self._experiment,
+                self.learner.model,
+                self._copy(batch),
+                self.learner.precision,
+            )
+        self.learner.warm_up(self._copy(batch))
         self._first.append(batch)
+
+    def _copy(self, batch: object) -> object:
+        # A loss may change its batch, and this one comes again.
+        return move(copy.deepcopy(batch), self.device)
+
+    def _train_seconds(self) -> float:
+        is_first = self._world.rank == 0
+        return read_train_seconds(self._run.metrics) if is_first else 0.0
+
+    def _began(self) -> float:
+        """Give when the run was submitted: its job file is never written again."""
+        try:
+            return self._run.job_file.stat().st_mtime
+        except OSError:
+            return time.time()
 
     def _start_random_streams(self, step: int, loaded: Loaded | None) -> None:
         rank, world_size = self._world.rank, self._world.world_size

@@ -1,58 +1,63 @@
-"""Evaluation: every sample once, on all ranks, weighted by sample counts."""
+"""Evaluation: every sample once, on all ranks, weighted by samples or tokens."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count
 
 import torch
 from torch import Tensor, nn
 
+from clusterddp.config.schema import Train
 from clusterddp.dist import World, reduce_sums
 from clusterddp.errors import UsageError
 from clusterddp.training.data import BatchSource, SampleKey, SeededBatches, move
 from clusterddp.training.experiment import Experiment
-from clusterddp.training.learner import call_loss, evaluating
+from clusterddp.training.losses import Share, call_loss, evaluating, weigh
+from clusterddp.training.precision import Precision
 from clusterddp.training.randomness import mix, preserved
+from clusterddp.training.reduction import Reduced, reduce_named
 from clusterddp.training.sampler import share
 
 __all__ = ["Evaluator", "WeightedSums"]
 
+_WEIGHT = ""  # no name of a user's
 _EVALUATION = 0x6576616C  # "eval": keeps this stream apart from the others
 
 
 class WeightedSums:
-    """Sums of per-batch means times sample counts, in float64 on the device.
+    """Sums of per-batch means times their weights, in float64 on the device.
 
-    The sum of such sums over batches and ranks, over the sum of counts, is the
-    mean over samples; a mean of means is not.
+    The sum of such sums over batches and ranks, over the sum of weights, is the
+    mean over samples (or tokens); a mean of means is not.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.count = 0
+        self.count: float | Tensor = 0
         self.sums: dict[str, Tensor] = {}
 
-    def add(self, values: Mapping[str, Tensor], count: int) -> None:
-        """Take in the means over `count` samples; 0 makes the names known only."""
-        self.count += count
+    def add(self, values: Mapping[str, Tensor], count: float | Tensor) -> None:
+        """Take in means of this weight; the number 0 makes the names known only."""
+        self.count = self.count + count
         for name, value in values.items():
             if name not in self.sums:
                 zero = torch.zeros((), dtype=torch.float64, device=self._device)
                 self.sums[name] = zero
-            if count:
+            if isinstance(count, Tensor) or count:
                 # Not value * 0 for a filler: that of a NaN is a NaN.
                 self.sums[name] += torch.as_tensor(value).detach().double() * count
 
-    def packed(self) -> list[float]:
-        """Give [count, sums by sorted name]; on a GPU this waits for it."""
-        names = sorted(self.sums)
-        stacked = torch.stack([self.sums[name] for name in names]) if names else None
-        return [float(self.count), *([] if stacked is None else stacked.tolist())]
+    def reduce(
+        self, world: World, *, own: Sequence[float] = (), source: str
+    ) -> Reduced:
+        """Give the means over all ranks; all must call it; see reduce_named.
 
-    def mean(self) -> dict[str, float]:
-        """Give the means over all samples of all ranks; all ranks must call it."""
-        count, *sums = reduce_sums(self.packed())
-        names = sorted(self.sums)
-        return {name: total / count for name, total in zip(names, sums, strict=True)}
+        Means over nothing are left out.
+        """
+        values = {**self.sums, _WEIGHT: self.count}
+        reduced = reduce_named(values, world, self._device, own=own, source=source)
+        whole = reduced.sums.pop(_WEIGHT)
+        means = {name: total / whole for name, total in reduced.sums.items() if whole}
+        return Reduced(means, reduced.ranks)
 
 
 class Evaluator:
@@ -63,10 +68,7 @@ class Evaluator:
         experiment: Experiment,
         world: World,
         device: torch.device,
-        *,
-        seed: int,
-        batch_size: int,
-        workers: int,
+        train: Train,
     ) -> None:
         """Divide the data among the ranks.
 
@@ -74,22 +76,22 @@ class Evaluator:
             experiment: gives the data and the function.
             world: this rank among the others.
             device: where this rank computes.
-            seed: the seed of the run.
-            batch_size: samples of all ranks together in one batch.
-            workers: loader processes of this rank.
+            train: seed, batch size of all ranks together, workers, precision.
         """
         self._experiment = experiment
+        self._world = world
         self._device = device
-        self._workers = workers
+        self._workers = train.workers
+        self._precision = Precision(train.precision, device)
         self._source: BatchSource | None = None
         self._batches: SeededBatches | None = None
         self._plan: list[range] = []
         if experiment.eval_data is not None:
             self._batches = SeededBatches(
-                experiment.eval_data, experiment.collate, mix(seed, _EVALUATION)
+                experiment.eval_data, experiment.collate, mix(train.seed, _EVALUATION)
             )
             first, last = share(len(self._batches), world.rank, world.world_size)
-            size = -(-batch_size // world.world_size)
+            size = -(-train.global_batch_size // world.world_size)
             starts = range(first, last, size)
             self._plan = [range(at, min(at + size, last)) for at in starts]
 
@@ -120,7 +122,7 @@ class Evaluator:
             finished = self._collect(self._batches, model, sums, interrupted)
         if reduce_sums([0.0 if finished else 1.0])[0] > 0:
             return None
-        return sums.mean()
+        return sums.reduce(self._world, source="Experiment.evaluate").sums
 
     def _collect(
         self,
@@ -136,9 +138,11 @@ class Evaluator:
             if interrupted():
                 return False
             batch = self._source.next(lambda due=keys: due, alone=interrupted)  # type: ignore[misc]
-            values = self._evaluate(model, move(batch, self._device))
+            share = Share(move(batch, self._device), len(keys) if self._plan else 0)
+            with self._precision.autocast():
+                values = self._evaluate(model, share.batch)
             names = _check_names(values, names)
-            sums.add(values, len(keys) if self._plan else 0)
+            sums.add(values, weigh(self._experiment, [share], self._device)[0])
         return True
 
     def close(self) -> None:

@@ -35,6 +35,9 @@ class Experiment:
         loss: `(model, batch)` -> a scalar, the mean over the samples of the
             batch; or that and a dict of further scalars to log, also means.
         optimizer: `(parameters)` -> optimizer.
+        weight: `(batch)` -> over how much its loss is a mean, such as its number of
+            tokens; the number of samples when None. Gradients and logged values
+            are means over all of it, whatever each rank's part.
         eval_data: a map-style dataset for the evaluation after each epoch.
         scheduler: `(optimizer)` -> learning rate scheduler, stepped after every
             optimizer step.
@@ -57,6 +60,7 @@ class Experiment:
     collate: Callable[[list[Any]], Any] | None = None
     evaluate: EvaluateFunction | None = None
     on_log: Callable[[int, Mapping[str, float]], None] | None = None
+    weight: Callable[[Any], float | Tensor] | None = None
 
     def __post_init__(self) -> None:
         _check_model(self.model)
@@ -81,6 +85,7 @@ _FUNCTIONS = {
     "collate": "(list of samples) -> batch",
     "evaluate": "(model, batch) -> dict of means",
     "on_log": "(step, values) -> None",
+    "weight": "(batch) -> number",
 }
 
 

@@ -15,6 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from clusterddp.dist import World, reduce_sums
 from clusterddp.files import write_atomic
 from clusterddp.training.evaluation import WeightedSums
+from clusterddp.training.reduction import Reduced
 
 __all__ = ["MetricLog", "cut_lines", "reduce_mean"]
 
@@ -68,8 +69,7 @@ class MetricLog:
             device: where losses are summed.
             resume_step: the last step whose line stays.
         """
-        self._world_size = world.world_size
-        self._rank = world.rank
+        self._world = world
         self._device = device
         self._sums = WeightedSums(device)
         self._path = paths.metrics
@@ -82,21 +82,38 @@ class MetricLog:
             )
 
     def note(
-        self, loss: Tensor, count: int, values: Mapping[str, Tensor] | None = None
+        self,
+        loss: Tensor,
+        count: float | Tensor,
+        values: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Take in the means over `count` samples of this rank; sends nothing."""
+        """Take in the means over `count` samples of this rank; sends nothing.
+
+        `count` may be any weight, a number of tokens for instance, also on the device.
+        """
         self._sums.add({"loss": loss, **(values or {})}, count)
 
     def reduce(self) -> dict[str, float]:
         """Give the means since the last call, over all ranks, and begin anew.
 
-        All ranks must call it. Empty if nothing was noted.
+        All ranks must call it; one all-reduce. Empty if nothing was noted.
+
+        Raises:
+            UsageError: the ranks noted other names.
         """
-        if not self._sums.sums:
-            return {}
-        values = self._sums.mean()
-        self._sums = WeightedSums(self._device)
-        return values
+        return self.reduce_with().sums
+
+    def reduce_with(self, *own: float) -> Reduced:
+        """Give the same, and some numbers of each rank, by the same all-reduce.
+
+        Args:
+            *own: what the others are to know of this rank; as many on each.
+
+        Raises:
+            UsageError: the ranks noted other names.
+        """
+        sums, self._sums = self._sums, WeightedSums(self._device)
+        return sums.reduce(self._world, own=own, source="Experiment.loss")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write one log point on rank 0.
@@ -129,18 +146,20 @@ class MetricLog:
     def state(self) -> dict[str, object]:
         """Give this rank's sums since the last log point, as JSON."""
         sums = {name: float(value) for name, value in self._sums.sums.items()}
-        return {"count": self._sums.count, "sums": sums}
+        count = self._sums.count
+        plain = count if isinstance(count, int) else float(count)
+        return {"count": plain, "sums": sums}
 
     def load(self, states: Sequence[Mapping[str, object]]) -> None:
         """Take over the sums of a checkpoint: of all ranks, in their order.
 
         At another number of ranks, rank 0 takes all: the total is what counts.
         """
-        if len(states) == self._world_size:
-            self._take(states[self._rank])
+        if len(states) == self._world.world_size:
+            self._take(states[self._world.rank])
             return
         for state in states:
-            self._take(state, keep=self._rank == 0)
+            self._take(state, keep=self._world.rank == 0)
 
     def close(self) -> None:
         """Flush and close."""
@@ -150,9 +169,9 @@ class MetricLog:
 
     def _take(self, state: Mapping[str, object], *, keep: bool = True) -> None:
         sums, count = state["sums"], state["count"]
-        if not isinstance(sums, dict) or not isinstance(count, int):
+        if not isinstance(sums, dict) or not isinstance(count, int | float):
             raise TypeError(f"metric sums: {state!r} is not what state() gave")
-        self._sums.count += count if keep else 0
+        self._sums.count = self._sums.count + (count if keep else 0)
         for name, value in sums.items():
             total = torch.tensor(
                 value if keep else 0.0, dtype=torch.float64, device=self._device

@@ -6,8 +6,9 @@ from types import TracebackType
 from typing import final
 
 import psutil
+import torch
 
-__all__ = ["ResourceMonitor"]
+__all__ = ["ResourceMonitor", "gpu_memory"]
 
 _MIB = 1 << 20
 
@@ -96,3 +97,16 @@ class ResourceMonitor:
             pid: self._children.get(pid, child) for pid, child in found.items()
         }
         yield from list(self._children.values())
+
+
+def gpu_memory(device: torch.device) -> dict[str, float]:
+    """Give MiB of this rank's GPU: the most so far, and now reserved; {} on a CPU.
+
+    torch keeps these counts on the host; nothing is waited for.
+    """
+    if device.type != "cuda":
+        return {}
+    return {
+        "gpu/peak_mb": round(torch.cuda.max_memory_allocated(device) / _MIB, 1),
+        "gpu/reserved_mb": round(torch.cuda.memory_reserved(device) / _MIB, 1),
+    }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from clusterddp.config.schema import Job
 from clusterddp.dist import World
 from clusterddp.training.data import SampleKey
-from clusterddp.training.sampler import GlobalSampler, Span
+from clusterddp.training.sampler import GlobalSampler, Span, share
 
 __all__ = ["Schedule", "Standing"]
 
@@ -21,12 +21,15 @@ class Standing:
         noted: the last step at which everything due was evaluated and logged;
             smaller than `step` when a stop came during an evaluation.
         metrics: the values of the last evaluation.
+        grad_norm: of the last step with a log point; a stop during the evaluation
+            before that point must not lose it.
     """
 
     step: int = 0
     position: int = 0
     noted: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    grad_norm: float | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -46,6 +49,7 @@ class Schedule:
             world: this rank among the others.
         """
         self._job = job
+        self._world_size = world.world_size
         self.epochs = job.train.epochs
         self.sampler = GlobalSampler(
             samples,
@@ -72,6 +76,10 @@ class Schedule:
         """Whether a log point is due; always at an epoch's edge."""
         return self.is_epoch_edge(at) or at.step % self._job.log.every == 0
 
+    def is_log_next(self, at: Standing, span: Span) -> bool:
+        """Whether a log point is due after the step of this global batch."""
+        return self.is_log_due(Standing(at.step + 1, at.position + span.total))
+
     def is_save_due(self, at: Standing) -> bool:
         """Whether a checkpoint is due."""
         every = self._job.checkpoint.every
@@ -89,11 +97,27 @@ class Schedule:
         """Give the number of steps of the whole training."""
         return at.step + self.sampler.count_batches(at.position, self.end)
 
-    def keys(self, span: Span) -> list[SampleKey]:
-        """Give this rank's samples of one global batch."""
-        return [SampleKey(span.epoch, sample) for sample in self.sampler.indices(span)]
+    def counts(self, span: Span) -> list[int]:
+        """Give the sizes of the parts in which this rank computes its share.
+
+        All ranks have as many parts, so that they meet as often; where a share has
+        fewer samples than that, some parts are fillers, of size 0.
+        """
+        largest = -(-span.total // self._world_size)
+        parts = min(self._job.train.accumulate, largest)
+        bounds = (share(span.count, part, parts) for part in range(parts))
+        return [last - first for first, last in bounds]
+
+    def keys(self, span: Span) -> Iterator[list[SampleKey]]:
+        """Give the samples of each part; of a filler, one that has no weight."""
+        samples = self.sampler.indices(span)
+        first = 0
+        for size in self.counts(span):
+            part = samples[first : first + size] or samples[:1]
+            yield [SampleKey(span.epoch, sample) for sample in part]
+            first += size
 
     def all_keys(self, position: int) -> Iterator[list[SampleKey]]:
-        """Give this rank's samples of every batch from a position to the end."""
+        """Give this rank's parts of every batch from a position to the end."""
         for span in self.sampler.spans(position, self.end):
-            yield self.keys(span)
+            yield from self.keys(span)

@@ -15,8 +15,10 @@ from clusterddp.training.checkpoint_writer import Result
 from clusterddp.training.checkpoints import Checkpoints, Loaded, Saved, Snapshot
 from clusterddp.training.equipment import Equipment
 from clusterddp.training.experiment import Experiment
+from clusterddp.training.preflight import check_size
 from clusterddp.training.progress import render_evaluation, render_step
 from clusterddp.training.randomness import read_state
+from clusterddp.training.resources import gpu_memory
 from clusterddp.training.retention import is_rated
 from clusterddp.training.save_clock import SaveClock
 from clusterddp.training.schedule import Schedule, Standing
@@ -25,6 +27,7 @@ from clusterddp.training.stop import StopSignal
 __all__ = ["Outcome", "Trainer"]
 
 _PARTING_S = 10
+_SHOWN = ("loss", "samples_per_s", "ettr")
 _uses = count()
 
 
@@ -72,11 +75,15 @@ class Trainer:
             attempt: the number of this start of the ranks.
             stop: notes signals since an earlier moment and to a later one; made
                 and closed by `fit` when None.
+
+        Raises:
+            UsageError: the training data does not fill one global batch.
         """
         self._experiment = experiment
         self._world = world
         self._stop, self._owns_stop = stop or StopSignal(), stop is None
         samples = len(experiment.train_data)  # type: ignore[arg-type]  # checked there
+        check_size(samples, job.train.global_batch_size)
         self._schedule = Schedule(job, samples, world)
         self._equipment = Equipment(experiment, job, world, run, self._stop)
         self._checkpoints = Checkpoints(
@@ -86,7 +93,6 @@ class Trainer:
         self._clock = SaveClock(job.checkpoint.every.seconds, world)
         self._at = Standing()
         self._saved: Standing | None = None
-        self._busy_s, self._consumed = 0.0, 0
 
     @property
     def step(self) -> int:
@@ -132,14 +138,22 @@ class Trainer:
         started = time.perf_counter()
         note_step(self._at.step + 1)
         tools, span = self._equipment, self._schedule.sampler.span(self._at.position)
-        batch = tools.fetch(span)
-        loss, values = tools.learner.step(batch, span.count, span.total)
-        tools.metrics.note(loss, span.count, values)
+        want_norm = self._schedule.is_log_next(self._at, span)
+        shares = tools.fetch(span)
+        fetched = time.perf_counter()
+        learned = tools.learner.step(
+            shares, span.total, at=self._at.step, want_norm=want_norm
+        )
+        for loss, weight, values in learned.losses:
+            tools.metrics.note(loss, weight if learned.made else 0, values)
+        if want_norm and learned.norm is not None:
+            self._at.grad_norm = float(learned.norm)
         self._at.position += span.total
         self._at.step += 1
-        self._busy_s += time.perf_counter() - started
-        self._consumed += span.total
+        tools.pace.note(started, fetched, learned.ready, span.total)
         tools.progress.update(step=self._at.step, phase="train")
+        for chore in tools.chores:
+            chore(self._at.step)
 
     def _settle(self) -> bool:
         """Evaluate and log what is due; False if a stop came during the former."""
@@ -169,21 +183,31 @@ class Trainer:
 
     def _log(self, evaluated: dict[str, float]) -> None:
         tools, step = self._equipment, self._at.step
-        values = {**tools.metrics.reduce(), "lr": tools.learner.lr}
-        if self._busy_s > 0:
-            values["samples_per_s"] = round(self._consumed / self._busy_s, 2)
-        self._busy_s, self._consumed = 0.0, 0
+        reduced = tools.metrics.reduce_with(*tools.pace.own())
+        values = {**reduced.sums, **self._learner_values()}
+        values.update(tools.pace.values(reduced.ranks))
         self._tell(values, evaluated)
         values.update({f"eval/{name}": value for name, value in evaluated.items()})
-        values.update(tools.monitor.values())
+        values.update(tools.monitor.values(), **gpu_memory(tools.device))
         tools.metrics.write(step, self._schedule.epoch(self._at), values)
         if self._experiment.on_log is not None and self._world.rank == 0:
             self._experiment.on_log(step, values)
 
+    def _learner_values(self) -> dict[str, float]:
+        learner = self._equipment.learner
+        values = {"lr": learner.lr}
+        if self._at.grad_norm is not None:
+            values["grad_norm"] = self._at.grad_norm
+        if learner.guard.skipped:
+            values["skipped"] = learner.guard.skipped
+        if learner.precision.scaler is not None:
+            values["loss_scale"] = learner.precision.scaler.get_scale()
+        return values
+
     def _tell(self, values: dict[str, float], evaluated: dict[str, float]) -> None:
         progress, schedule = self._equipment.progress, self._schedule
         epoch, total = schedule.epoch(self._at), schedule.total_steps(self._at)
-        shown = {k: values[k] for k in ("loss", "samples_per_s") if k in values}
+        shown = {k: values[k] for k in _SHOWN if k in values}
         progress.update(epoch=epoch, **shown)
         epochs = (epoch, schedule.epochs)
         progress.show(render_step(self._at.step, total, epochs, values))

@@ -1,0 +1,103 @@
+"""The model as DDP has it, with the options of `train:` that are DDP's own."""
+
+import time
+
+import torch.distributed as dist
+from torch import device as Device  # noqa: N812 - the type, beside values of its name
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from clusterddp.config.schema import Ddp, Train
+from clusterddp.dist import World, operation
+from clusterddp.errors import UsageError
+
+__all__ = ["Waiting", "prepare", "warm_ups", "wrap"]
+
+_MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_HOOKS = {
+    "bf16": default_hooks.bf16_compress_hook,
+    "fp16": default_hooks.fp16_compress_hook,
+}
+
+
+def prepare(model: nn.Module, train: Train, device: Device) -> nn.Module:
+    """Give the model on its device, its batch norms replaced if that is asked for.
+
+    Compilation is in place, so that names in checkpoints stay as they are.
+
+    Raises:
+        UsageError: SyncBatchNorm was asked for on a CPU, where torch has none.
+    """
+    if train.sync_batchnorm:
+        if device.type == "cpu" and any(isinstance(m, _MODES) for m in model.modules()):
+            raise UsageError(
+                "train.sync_batchnorm: found a CPU, expected a GPU: torch computes "
+                "SyncBatchNorm only there; set it to false"
+            )
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    model = model.to(device)
+    if train.compile is not None:
+        model.compile(backend=train.compile)
+    return model
+
+
+def wrap(
+    model: nn.Module, options: Ddp, world: World, device: Device
+) -> DistributedDataParallel | None:
+    """Give the model in DDP, with rank 0's weights; None in a world of one.
+
+    Raises:
+        UsageError: a comm hook was asked for that the backend does not have.
+    """
+    if world.world_size == 1:
+        return None
+    if options.comm_hook == "bf16" and (backend := dist.get_backend()) != "nccl":
+        raise UsageError(
+            f"train.ddp.comm_hook: found bf16 with the backend {backend}, expected "
+            "nccl: torch has this hook only there; use fp16, or none"
+        )
+    given = options.model_dump(exclude={"comm_hook"}, exclude_none=True)
+    with operation("comparison of the ranks' models"):
+        wrapped = DistributedDataParallel(
+            model, device_ids=[device] if device.type == "cuda" else None, **given
+        )
+    if options.comm_hook is not None:
+        wrapped.register_comm_hook(None, _HOOKS[options.comm_hook])
+    return wrapped
+
+
+class Waiting:
+    """Measures how long DDP waits for rank 0's buffers before a forward pass.
+
+    Without that a slow rank could not be told from those that wait for it.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel | None, model: nn.Module) -> None:
+        self.seconds = 0.0
+        self._since: float | None = None
+        if ddp is not None and any(True for _ in model.buffers()):
+            ddp.register_forward_pre_hook(self._begin)
+            model.register_forward_pre_hook(self._end)
+
+    def take(self) -> float:
+        """Give the seconds since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def _begin(self, _module: nn.Module, _inputs: object) -> None:
+        self._since = time.perf_counter()
+
+    def _end(self, _module: nn.Module, _inputs: object) -> None:
+        if self._since is not None:
+            self.seconds += time.perf_counter() - self._since
+            self._since = None
+
+
+def warm_ups(options: Ddp) -> int:
+    """Give how many backward passes DDP takes to settle its buckets.
+
+    With a static graph the first one only records (measured: after one, a resumed
+    run of 3 ranks differs in bits; after two it does not).
+    """
+    return 2 if options.static_graph else 1
