@@ -27,7 +27,6 @@ from clusterddp.errors import (
     EXIT_STOPPED,
     ClusterDDPError,
     UsageError,
-    WorldError,
 )
 from clusterddp.launch.environment import AGENT, LAUNCHER
 from clusterddp.launch.lifeline import end_with_parent
@@ -36,6 +35,7 @@ from clusterddp.launch.rank import (
     build_experiment,
     choose_run,
     describe_failure,
+    name_cause,
     run_script,
     seat_from_environment,
 )
@@ -44,6 +44,7 @@ from clusterddp.runs.blame import is_echo
 from clusterddp.runs.changes import read_run_job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.verdict import (
+    Failure,
     Summary,
     Verdict,
     write_summary,
@@ -54,6 +55,7 @@ from clusterddp.terminal import talk_to_stderr
 if TYPE_CHECKING:
     from clusterddp.dist import World
     from clusterddp.training import Outcome, StopSignal, Trainer
+    from clusterddp.training.alarm import Alarm
 
 __all__ = ["main"]
 
@@ -110,6 +112,7 @@ class _Rank:
         self._rank = _rank_hint()
         self._trainer: Trainer | None = None
         self._early: list[int] = []
+        self._alarm: Alarm | None = None
 
     def live(self) -> int:
         """Do the work; a failure becomes a verdict and ends the process at once.
@@ -128,6 +131,7 @@ class _Rank:
             code = _exit_code(leaving)
             if code not in (0, EXIT_STOPPED):
                 self._fail(leaving, code)
+            self._finish_script(code)
         except Exception as error:  # noqa: BLE001 - the boundary of a rank
             code = error.exit_code if isinstance(error, ClusterDDPError) else EXIT_BUG
             self._fail(error, code)
@@ -140,7 +144,7 @@ class _Rank:
         os.environ.setdefault(LAUNCHER, self._given.launcher or job.launcher)
         if job.script is not None:
             run_script(job, self._seat.run if self._seat else None)
-            return self._finish_script()
+            return self._finish_script(0)
         return self._train(job)
 
     def _load_job(self) -> Job:
@@ -158,8 +162,9 @@ class _Rank:
     def _train(self, job: Job) -> int:
         import torch
 
-        from clusterddp.dist import init_dist, shutdown
+        from clusterddp.dist import default_store, init_dist, shutdown
         from clusterddp.training import StopSignal, Trainer
+        from clusterddp.training.alarm import Alarm
         from clusterddp.training.randomness import seed_all
 
         torch.set_num_threads(job.threads)
@@ -174,6 +179,7 @@ class _Rank:
                 port_range=job.dist_params.port_range,
             )
             self._rank = world.rank
+            self._alarm = Alarm(default_store(), world, self._follow)
             seat = self._find_seat(job, world)
             seed_all(job.train.seed)
             experiment = build_experiment(job, seat.run)
@@ -188,6 +194,7 @@ class _Rank:
             self._pass_on_early(stop)
             outcome = self._trainer.fit()
             _part(outcome, seat.attempt, world)
+            self._alarm.close()
             signum = stop.received
         shutdown()
         return 0 if outcome.finished else self._say_stopped(seat, outcome.step, signum)
@@ -224,17 +231,18 @@ class _Rank:
         write_verdict(seat.attempt, verdict)
         return EXIT_STOPPED
 
-    def _finish_script(self) -> int:
+    def _finish_script(self, code: int) -> int:
+        """Say how a script ended; with 75 it says that it has saved and stopped."""
         if self._seat is not None and self._rank == 0:
-            write_summary(self._seat.attempt, Summary("completed", 0, 0))
-        return 0
+            cause = "stopped" if code == EXIT_STOPPED else "completed"
+            write_summary(self._seat.attempt, Summary(cause, 0, 0))
+        return code
 
     def _fail(self, error: BaseException, code: int) -> None:
         """Leave a verdict and end this process at once."""
         failure = describe_failure(error)
         step = self._trainer.step if self._trainer else None
-        is_wrong = self._trainer is None and isinstance(error, _WRONG_JOB)
-        cause = "wrong job" if is_wrong else "crash"
+        cause = name_cause(error, is_started=bool(step))
         if isinstance(error, ClusterDDPError):
             _LOG.error("rank %d: %s", self._rank, error)
         elif is_echo(failure.message):
@@ -246,7 +254,19 @@ class _Rank:
             write_verdict(self._seat.attempt, replace(verdict, failure=failure))
         sys.stdout.flush()
         sys.stderr.flush()
+        if self._alarm is not None and not is_echo(failure.message):
+            self._alarm.sound(f"{failure.type}: {failure.message}")
         os._exit(code)
+
+    def _follow(self, words: str) -> None:
+        """Leave, from a thread, because another rank has failed."""
+        _LOG.error("rank %d %s", self._rank, words)
+        if self._seat is not None:
+            step = self._trainer.step if self._trainer else None
+            failure = Failure("CollectiveError", words, "nowhere", words)
+            verdict = self._verdict("crash", EXIT_BUG, step=step)
+            write_verdict(self._seat.attempt, replace(verdict, failure=failure))
+        os._exit(EXIT_BUG)
 
     def _verdict(
         self, cause: str, code: int, *, step: int | None, signum: str | None = None
@@ -304,19 +324,6 @@ def _exit_code(leaving: SystemExit) -> int:
     if leaving.code is None:
         return 0
     return leaving.code if isinstance(leaving.code, int) else EXIT_BUG
-
-
-# What a build() that cannot work raises, today and at every further try.
-_WRONG_JOB = (
-    UsageError,
-    WorldError,
-    ImportError,
-    SyntaxError,
-    NameError,
-    AttributeError,
-    TypeError,
-    KeyError,
-)
 
 
 if __name__ == "__main__":

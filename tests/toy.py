@@ -73,8 +73,15 @@ class _Loss:
 
     def _pause(self) -> float:
         if os.environ.get("CLUSTERDDP_ATTEMPT") == "0000":
+            if self._is_stuck():
+                return float(self._params["stuck_s"])
             return float(self._params.get("first_sleep", self._params.get("sleep", 0)))
         return float(self._params.get("sleep", 0))
+
+    def _is_stuck(self) -> bool:
+        """Say whether this rank is not to see that the one with the fault is gone."""
+        is_due = "stuck_s" in self._params and self._calls == self._params["at"]
+        return is_due and torch.distributed.get_rank() != self._params["rank"]
 
     def _is_time(self) -> bool:
         if "fault" not in self._params or self._calls < self._params.get("at", 5):

@@ -7,6 +7,7 @@ the others.
 
 import importlib
 import importlib.util
+import re
 import runpy
 import sys
 import traceback
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from clusterddp.config import Job, read_job, render_job, runs_root
 from clusterddp.config.references import parse_reference
-from clusterddp.errors import UsageError
+from clusterddp.errors import UsageError, WorldError
 from clusterddp.files import write_atomic
 from clusterddp.launch.environment import ATTEMPT, RUN_DIR
 from clusterddp.runs.directory import (
@@ -42,9 +43,24 @@ __all__ = [
     "build_experiment",
     "choose_run",
     "describe_failure",
+    "name_cause",
     "run_script",
     "seat_from_environment",
 ]
+
+# torch's own, on a GPU and on the CPU: OutOfMemoryError and a RuntimeError.
+_NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory")
+# What an experiment that cannot work raises, today and at every further try.
+_WRONG_JOB = (
+    UsageError,
+    WorldError,
+    ImportError,
+    SyntaxError,
+    NameError,
+    AttributeError,
+    TypeError,
+    KeyError,
+)
 
 
 @dataclass(frozen=True)
@@ -162,6 +178,21 @@ def describe_failure(error: BaseException) -> Failure:
     lines = str(error).strip().splitlines()
     message = lines[0] if lines else ""
     return Failure(type(error).__name__, message, where, text)
+
+
+def name_cause(error: BaseException, *, is_started: bool) -> str:
+    """Give the cause that a verdict names for an error.
+
+    Args:
+        error: what ended the rank.
+        is_started: whether a step was finished; what worked once is no wrong job.
+    """
+    is_memory = isinstance(error, MemoryError) or _NO_MEMORY.search(
+        f"{type(error).__name__} {error}"
+    )
+    if is_memory:
+        return "out of memory"
+    return "wrong job" if isinstance(error, _WRONG_JOB) and not is_started else "crash"
 
 
 def _is_library(filename: str) -> bool:

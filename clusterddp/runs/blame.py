@@ -31,11 +31,14 @@ class Blame:
     host: str | None = None
 
 
+_FAILED = ("crash", "wrong job", "out of memory")
+
+
 def find_blame(ending: Ending) -> Blame:
     """Name the rank that ended an attempt: by its own word, srun's, or an echo's."""
     if ending.is_stalled:
         return _from_stall(ending)
-    failed = [one for one in ending.verdicts if one.cause in ("crash", "wrong job")]
+    failed = [one for one in ending.verdicts if one.cause in _FAILED]
     spoke = [one for one in failed if not _is_echo(one)]
     if spoke:
         return _from_verdict(spoke[0])
@@ -62,7 +65,7 @@ def _from_stall(ending: Ending) -> Blame:
 # NCCL have words of their own.
 _ECHO = re.compile(
     r"closed by (?:remote )?peer|Connection reset|Broken pipe|recvValue failed"
-    r"|remote process exited|Connection refused",
+    r"|remote process exited|Connection refused|left because rank \d+ failed",
     re.IGNORECASE,
 )
 

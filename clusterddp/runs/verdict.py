@@ -61,7 +61,7 @@ class Verdict:
 
     Attributes:
         rank: the rank that speaks.
-        cause: `completed`, `stopped`, `crash` or `wrong job`.
+        cause: `completed`, `stopped`, `crash`, `out of memory` or `wrong job`.
         code: the exit code it leaves with.
         step: the last finished step, None if there was none.
         host: where it ran.
