@@ -29,7 +29,7 @@ def test_mismatch_is_named(
 
 @pytest.mark.parametrize(
     ("threads", "cpus", "on_machine", "ranks"),
-    [(8, 8, 32, 4), (1, 2, 2, 2), (32, 32, 32, 1), (4, 8, 32, 4)],
+    [(8, 8, 32, 4), (1, 2, 2, 2), (32, 32, 32, 1), (4, 8, 32, 4), (1, 2, 2, 8)],
 )
 def test_fitting_numbers_are_not(
     threads: int, cpus: int, on_machine: int, ranks: int

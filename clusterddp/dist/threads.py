@@ -23,7 +23,8 @@ def mismatch(threads: int, cpus: int, on_machine: int, ranks: int) -> str:
             f"{on_machine} CPUs; give srun --cpus-per-task={threads} (it does not take "
             "sbatch's since Slurm 22.05), or set train.threads or OMP_NUM_THREADS"
         )
-    if cpus >= on_machine and threads * ranks > cpus:
+    # More ranks than CPUs is somebody's wish, and no number of threads mends it.
+    if cpus >= on_machine and threads > 1 and threads * ranks > cpus:
         return (
             f"threads: {ranks} ranks on this machine with {threads} each share {cpus} "
             "CPUs, and slow each other down; set train.threads or OMP_NUM_THREADS to "
