@@ -5,10 +5,11 @@ import time
 
 from clusterddp.errors import EXIT_INTERRUPTED, EXIT_STOPPED, SlurmError
 from clusterddp.runs.directory import RunDirectory
-from clusterddp.runs.history import read_exit_code
+from clusterddp.runs.history import last_job, read_exit_code
 from clusterddp.runs.view import RunView
+from clusterddp.slurm.hold import is_held, lift_hold
 from clusterddp.slurm.jobs import JobInfo, Phase, query_job
-from clusterddp.slurm.programs import run_program
+from clusterddp.slurm.patience import patiently
 
 __all__ = ["wait_for"]
 
@@ -50,15 +51,23 @@ class _Wait:
     def until_over(self) -> int:
         overs = 0
         while True:
-            info = query_job(self._job_id)
+            info = patiently(lambda: query_job(self._job_id))
             # A job that Slurm requeues by itself is over for a moment: look twice.
             overs = overs + 1 if info is None or info.phase is Phase.OVER else 0
-            if overs > 1:
+            if overs > 1 and not self._follow_successor():
                 return self._judge(info)
             if info is not None:
                 self._tell(info)
                 self._lift_hold(info)
             self._look_for(self._interval if overs == 0 else _ASK_FIRST_S)
+
+    def _follow_successor(self) -> bool:
+        """Go over to the job that goes on with the run, where another one does."""
+        newest = last_job(self._run)
+        if newest is None or newest == self._job_id:
+            return False
+        self._job_id, self._lifted = newest, -1
+        return True
 
     def _look_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -79,11 +88,9 @@ class _Wait:
         self._view.say(f"job {self._job_id}: {text}")
 
     def _lift_hold(self, info: JobInfo) -> None:
-        is_held = info.state == "PENDING" and info.reason == "BeginTime"
-        if is_held and info.restarts > self._lifted:
+        if is_held(info.state, info.reason) and info.restarts > self._lifted:
             self._lifted = info.restarts
-            job = f"JobId={self._job_id}"
-            run_program(["scontrol", "update", job, "StartTime=now"])
+            lift_hold(self._job_id)
 
     def _judge(self, info: JobInfo | None) -> int:
         code = read_exit_code(self._run)

@@ -9,6 +9,7 @@ from clusterddp.runs.verdict import Cause, Past, read_summary
 __all__ = [
     "is_cancel_requested",
     "is_finished",
+    "last_job",
     "last_ranks",
     "newest_checkpoint",
     "read_exit_code",
@@ -31,6 +32,13 @@ def is_cancel_requested(run: RunDirectory, job: str) -> bool:
     """
     wanted = (event for event in read_events(run) if event.kind == "cancel_requested")
     return any(event.values.get("job") == job for event in wanted)
+
+
+def last_job(run: RunDirectory) -> str | None:
+    """Give the id of the job that was sent for a run last; None: it was local."""
+    sent = [event for event in read_events(run) if event.kind == "submitted"]
+    job = sent[-1].values.get("job") if sent else None
+    return None if job is None else str(job)
 
 
 def newest_checkpoint(run: RunDirectory) -> int | None:
