@@ -15,6 +15,7 @@ VERBS = {
     "resubmit": "bring back runs that died and should live, never twice",
     "cancel": "let the ranks save, then end a run for good",
     "report": "where the time of a run went, as text or as one HTML page",
+    "export": "the weights of a run as one file",
     "drill": "let a live run go through a failure, and see what it costs",
     "supervise": "bring a run to its end; also starts a stopped one again",
     "train": "one rank: what srun, torchrun and our agent start",

@@ -40,6 +40,7 @@ from clusterddp.runs.snapshot import (
     plan_snapshot,
     store_snapshot,
 )
+from clusterddp.runs.source import copy_checkpoint, find_named, fix_source
 from clusterddp.runs.survey import survey
 from clusterddp.runs.verdict import read_summary
 from clusterddp.slurm.environment import clean_environment
@@ -65,6 +66,8 @@ def submit(given: argparse.Namespace) -> int:
     """
     job = load_job(given.job, _overrides(given))
     root = runs_root(job, given.runs, os.environ)
+    job = fix_source(job, root)
+    forked = find_named(given.fork, root) if given.fork else None
     plan = plan_snapshot(job, given.job) if job.code.snapshot else None
     if plan is not None and plan.names:
         code = job.code.model_copy(update={"root": str(plan.root)})
@@ -75,8 +78,10 @@ def submit(given: argparse.Namespace) -> int:
     if given.dry_run:
         return _show(job, RunDirectory(root / job.name / new_id()), after)
     content = content_of(job, digest_code(plan) if plan else "")
-    _refuse(job, root, content, is_new=given.new)
+    _refuse(job, root, content, is_new=given.new or forked is not None)
     run = _make_run(job, root, plan)
+    if forked is not None:
+        copy_checkpoint(forked, run)
     if job.where == "local":
         return _run_here(job, run, content, as_json=given.json)
     exit_code = _send(job, run, given, content, after)

@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--wait", action="store_true", help="stay to the end, exit with its code")
     add("--new", action="store_true", help="send it although the same one is active")
     add("--after", metavar="RUN", help="start when that run has finished")
+    add("--fork", metavar="RUN[@STEP]", help="start with the full state of that run")
     add("--json", action="store_true", help="print one JSON object instead")
     return parser
 

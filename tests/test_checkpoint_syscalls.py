@@ -48,10 +48,10 @@ def record(run: Path, step: int) -> list[Call]:
     return traced.parse(log, run)
 
 
-def count_until_result(run: Path, names: str) -> Counter[str]:
+def count_until_result(run: Path, names: str, step: int) -> Counter[str]:
     """Give how many calls of each kind a save makes, up to its return."""
     options = ["-xx", "-y", "-s", "100000", "-e", f"trace={names}"]
-    _, log = traced.trace(run, options, function=traced.save_when_told)
+    _, log = traced.trace(run, options, step=step, function=traced.save_when_told)
     end = str(run / "child" / "result").encode().hex()
     counts: Counter[str] = Counter()
     for line in log.splitlines():
@@ -68,7 +68,7 @@ def disturb(run: Path, name: str, number: int, what: str, *, step: int) -> str:
     checkpoints = RunDirectory(run).checkpoints
     if code == -signal.SIGKILL:
         outcome = "killed"
-        check_all(checkpoints, {2, 3})
+        check_all(checkpoints, {step - 1, step})
     else:
         assert "INJECTED" in log
         error = json.loads((run / "child" / "result").read_text())
@@ -84,7 +84,7 @@ def disturb(run: Path, name: str, number: int, what: str, *, step: int) -> str:
 
 def disturb_all(path: Path, names: str, whats: Sequence[str], *, step: int) -> set[str]:
     """Disturb every call once in each way, four at a time."""
-    counts = count_until_result(path / "count", names)
+    counts = count_until_result(path / "count", names, step)
     assert counts.total() > 20
     cases = [
         (name, number, what)

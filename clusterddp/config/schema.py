@@ -27,6 +27,7 @@ __all__ = [
     "Ddp",
     "DistParams",
     "Every",
+    "InitFrom",
     "Job",
     "Launcher",
     "Log",
@@ -349,6 +350,21 @@ class Code(_Section):
     root: str | None = Field(None, description="set at submit: what was kept")
 
 
+class InitFrom(_Section):
+    """Weights to begin with, of another run or from a file."""
+
+    source: str = Field(
+        description="RUN[@STEP], a checkpoint's directory, a .pt or .safetensors file"
+    )
+    skip: Texts = Field(
+        (), description="patterns of names that may be missing or differ: head.*"
+    )
+
+
+def _parse_init(value: object) -> object:
+    return {"source": value} if isinstance(value, str) else value
+
+
 class Job(_Section):
     """One run, described; `clusterddp.config.load_job` makes it from a file."""
 
@@ -373,6 +389,13 @@ class Job(_Section):
     cluster: Cluster | None = Field(None, description="follows from the launcher")
     dist_params: DistParams = Field(DistParams(), description="handed to init_dist")
     train: Train = Field(Train(), description="what the shared trainer does")
+    init_from: Annotated[
+        InitFrom | None,
+        BeforeValidator(_parse_init, json_schema_input_type=str | InitFrom | None),
+    ] = Field(
+        None,
+        description="weights to begin with: RUN[@STEP] or a file, or keys as below",
+    )
     checkpoint: Checkpoint = Field(
         Checkpoint(), description="when checkpoints are written and which stay"
     )

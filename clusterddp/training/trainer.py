@@ -23,6 +23,7 @@ from clusterddp.training.retention import is_rated
 from clusterddp.training.save_clock import SaveClock
 from clusterddp.training.schedule import Schedule, Standing
 from clusterddp.training.stop import StopSignal
+from clusterddp.training.weights import start_warm
 
 __all__ = ["Outcome", "Trainer"]
 
@@ -89,7 +90,7 @@ class Trainer:
         self._checkpoints = Checkpoints(
             run, world, attempt=attempt, rules=job.checkpoint
         )
-        self._rules = job.checkpoint
+        self._rules, self._init_from = job.checkpoint, job.init_from
         self._clock = SaveClock(job.checkpoint.every.seconds, world)
         self._at = Standing()
         self._saved: Standing | None = None
@@ -112,6 +113,8 @@ class Trainer:
         loaded = self._checkpoints.load()
         if loaded is not None:
             self._take_standing(loaded)
+        elif self._init_from is not None:
+            start_warm(self._experiment.model, self._init_from)
         if not self._schedule.is_finished(self._at):
             with ExitStack() as stack:
                 if self._owns_stop:
