@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from clusterddp.dist import init_dist
+from clusterddp.dist import init_dist, shutdown
 from clusterddp.dist.threads import mismatch
 from tests.forked import run_ranks, step_environ
 
@@ -49,6 +49,7 @@ def test_init_dist_warns_once_for_each_node() -> None:
         threads = len(os.sched_getaffinity(0)) + 1
         torch.set_num_threads(threads)
         init_dist()
+        shutdown()
         return [torch.get_num_threads() == threads, [s for s in said if "threads" in s]]
 
     outcomes = run_ranks(body, [step_environ(rank, [2]) for rank in range(2)])
