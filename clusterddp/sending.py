@@ -44,6 +44,7 @@ from clusterddp.runs.source import copy_checkpoint, find_named, fix_source
 from clusterddp.runs.survey import survey
 from clusterddp.runs.verdict import read_summary
 from clusterddp.slurm.environment import clean_environment
+from clusterddp.sweeping import submit_sweep
 
 __all__ = ["submit"]
 
@@ -74,6 +75,8 @@ def submit(given: argparse.Namespace) -> int:
         job = job.model_copy(update={"code": code})
     for warning in [*warn_about(job), *(plan.notes if plan else ())]:
         _LOG.warning("%s", warning)
+    if job.sweep is not None:
+        return submit_sweep(job, root, plan, given)
     after = _dependency(given.after, job, root)
     if given.dry_run:
         return _show(job, RunDirectory(root / job.name / new_id()), after)
@@ -112,7 +115,7 @@ def _refuse(job: Job, root: Path, content: str, *, is_new: bool) -> None:
         refuse_unseen_python(os.environ)
         refuse_odd_root(root)
     if not is_new:
-        refuse_twin(root, job, content)
+        refuse_twin(root, job, {content})
 
 
 def _overrides(given: argparse.Namespace) -> list[Override]:

@@ -54,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  clusterddp status                  all runs below runs/\n"
         "  clusterddp status digits           the latest run of that name\n"
+        "  clusterddp status digits/20260101-120000-ab12   all runs of that sweep\n"
         "  clusterddp status --watch 5        refreshed every 5 s, Ctrl-C ends it\n"
         "  clusterddp status --json | jq '.[] | select(.state == \"failed\") | .path'\n"
         "\nexit codes: 0 shown, 2 no such run",
@@ -108,8 +109,8 @@ def _watch_live(given: argparse.Namespace) -> None:
 
 
 def _rich(found: Sequence[Status]) -> "Table":
-    rows = [_row(status, with_bar=True) for status in found]
-    return rich_table(_HEAD, rows, [_STYLES[status.state] for status in found])
+    head, rows = _table(found, with_bar=True)
+    return rich_table(head, rows, [_STYLES[status.state] for status in found])
 
 
 def _count(found: Sequence[Status]) -> str:
@@ -119,7 +120,30 @@ def _count(found: Sequence[Status]) -> str:
 
 def render_status(found: Sequence[Status]) -> str:
     """Give the table as plain text; pure."""
-    return plain_table(_HEAD, [_row(status, with_bar=False) for status in found])
+    head, rows = _table(found, with_bar=False)
+    return plain_table(head, rows)
+
+
+def _table(
+    found: Sequence[Status], *, with_bar: bool
+) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Give head and rows; runs of sweeps also show what varies, and their metrics."""
+    varied = list(dict.fromkeys(key for one in found for key in one.values))
+    metrics = sorted({key for one in found for key in one.evaluated}) if varied else []
+    head = (*_HEAD[:-1], *varied, *(name.upper() for name in metrics), _HEAD[-1])
+    rows = []
+    for one in found:
+        *cells, detail = _row(one, with_bar=with_bar)
+        values = (_cell(one.values.get(key)) for key in varied)
+        shown = (brief_number(one.evaluated.get(name)) for name in metrics)
+        rows.append((*cells, *values, *shown, detail))
+    return head, rows
+
+
+def _cell(value: object) -> str:
+    """Give a varied value without blanks: every cell is one word."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return "-" if value is None else "".join(text.split()) or "-"
 
 
 def _row(status: Status, *, with_bar: bool) -> tuple[str, ...]:

@@ -24,9 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="clusterddp submit",
-        description="Submit the training run that a job file describes.",
-        epilog="prints JOB_ID <tab> RUN_DIR (a local run: RUN_DIR, and its exit code "
-        "is the run's); exit codes: 0 done, 2 job file or usage, 4 Slurm, 75 stopped",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Submit the training run that a job file describes. Prints JOB_ID\n"
+        "<tab> RUN_DIR; of a local run RUN_DIR alone, and its exit code is the run's;\n"
+        "of a sweep JOB_ID <tab> NAME/SWEEP_ID.",
+        epilog="examples:\n"
+        "  clusterddp submit jobs/exp.yaml --nodes 2 --wait\n"
+        "  clusterddp submit jobs/exp.yaml --launcher pytorch       on this machine\n"
+        "  clusterddp submit jobs/exp.yaml train.epochs=10 slurm.partition=gpu\n"
+        "  clusterddp submit jobs/exp.yaml 'sweep={grid: {params.lr: [0.1, 0.01]}}'\n"
+        "\nexit codes: 0 done, 2 job file or usage, 4 Slurm, 75 stopped",
     )
     add = parser.add_argument
     add("job", metavar="JOB.yaml", type=Path, help="the job file")
@@ -42,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--new", action="store_true", help="send it although the same one is active")
     add("--after", metavar="RUN", help="start when that run has finished")
     add("--fork", metavar="RUN[@STEP]", help="start with the full state of that run")
+    add("--max-parallel", type=int, metavar="N", help="runs of a sweep at once")
     add("--json", action="store_true", help="print one JSON object instead")
     return parser
 

@@ -15,6 +15,7 @@ _RESERVED = {
     *("array", "comment", "error", "export", "job-name", "ntasks", "ntasks-per-node"),
     *("open-mode", "output", "requeue", "no-requeue", "signal", "wrap"),
 }
+_SWEPT = ("params", "args", "train", "checkpoint", "log", "dist_params", "retry")
 _TEXTS = ("partition", "account", "qos", "constraint", "exclude")
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9-]*", re.IGNORECASE)
 _GPU_OPTIONS = {"gpus", "gres", "gpus-per-task", "gpus-per-socket"}
@@ -117,6 +118,23 @@ def _one_line(job: Job) -> Iterator[Finding]:
             yield ("slurm", "extra", key), f"found {found}, expected {expected}"
 
 
+def _sweep(job: Job) -> Iterator[Finding]:
+    if job.sweep is None:
+        return
+    for key, values in job.sweep.grid.items():
+        if not values:
+            yield ("sweep", "grid", key), "found no values, expected one at least"
+    keys = {*job.sweep.grid, *(key for row in job.sweep.list for key in row)}
+    if not keys:
+        yield ("sweep",), "found neither grid nor list, expected one of them"
+    for key in sorted(keys):
+        section = key.partition(".")[0]
+        if section not in _SWEPT:
+            expected = f"a key of {', '.join(_SWEPT)}, such as params.lr"
+            advice = "one array has one shape and one name"
+            yield _finding("sweep", key, expected, advice)
+
+
 def _option(key: str) -> str:
     return key.replace("_", "-").lstrip("-")
 
@@ -135,5 +153,6 @@ _CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     _batch,
     _extra,
     _one_line,
+    _sweep,
     _environment,
 )

@@ -34,6 +34,7 @@ __all__ = [
     "Profile",
     "Retry",
     "Slurm",
+    "Sweep",
     "Train",
 ]
 
@@ -365,6 +366,17 @@ def _parse_init(value: object) -> object:
     return {"source": value} if isinstance(value, str) else value
 
 
+class Sweep(_Section):
+    """Many runs that differ in some values; Slurm gets them as one array."""
+
+    grid: dict[str, list[object]] = Field(
+        {}, description="values by dotted key; every combination is a run"
+    )
+    list: Annotated[tuple[dict[str, object], ...], Field(strict=False)] = Field(
+        (), description="sets of values by dotted key, each combined with the grid"
+    )
+
+
 class Job(_Section):
     """One run, described; `clusterddp.config.load_job` makes it from a file."""
 
@@ -403,6 +415,9 @@ class Job(_Section):
     slurm: Slurm = Field(Slurm(), description="what Slurm is asked for")
     retry: Retry = Field(Retry(), description="how often the run may be started again")
     code: Code = Field(Code(), description="what is kept of the code")
+    sweep: Sweep | None = Field(
+        None, description="makes many runs of this file, as one Slurm array"
+    )
     runs: str = Field(
         "runs", description="where runs lie; --runs and $CLUSTERDDP_RUNS win"
     )

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from clusterddp.config.load import render_job
@@ -75,14 +75,14 @@ def content_of(job: Job, code: str) -> str:
 
 
 def refuse_twin(
-    root: Path, job: Job, content: str, runner: Runner = run_program
+    root: Path, job: Job, contents: Collection[str], runner: Runner = run_program
 ) -> None:
     """Refuse a job while a run with the same job and code is waiting or running.
 
     Raises:
         UsageError: there is such a run; the message names it.
     """
-    same = [run for run in list_named(root, job.name) if _content(run) == content]
+    same = [run for run in list_named(root, job.name) if _content(run) in contents]
     for look in survey(same, run=runner):
         status = look.status
         if status.state in _ACTIVE:

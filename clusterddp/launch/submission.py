@@ -12,6 +12,8 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from submitit.core.utils import FailedJobError
@@ -21,7 +23,19 @@ from clusterddp.config.schema import Job
 from clusterddp.errors import SlurmError
 from clusterddp.runs.directory import RunDirectory
 
-__all__ = ["render_script", "send", "written_options"]
+__all__ = [
+    "Array",
+    "render_array",
+    "render_script",
+    "send",
+    "send_array",
+    "written_options",
+]
+
+_NO_SBATCH = (
+    "sbatch: not found on this machine; submit where Slurm's programs are, or run the "
+    "job here with --launcher pytorch"
+)
 
 
 def render_script(
@@ -75,11 +89,80 @@ def send(
             message = f"sbatch refused: {_last_line(str(error))}"
             raise SlurmError(message) from error
         except RuntimeError as error:  # submitit's word for "no srun here"
-            message = (
-                "sbatch: not found on this machine; submit where Slurm's programs are, "
-                "or run the job here with --launcher pytorch"
+            raise SlurmError(_NO_SBATCH) from error
+
+
+@dataclass(frozen=True)
+class Array:
+    """A part of a sweep that Slurm gets as one array.
+
+    Attributes:
+        sweep: the sweep's directory.
+        offset: the place in the sweep of the array's first element.
+        count: how many elements it has.
+        parallel: how many of them may run at once; None: no limit.
+    """
+
+    sweep: Path
+    offset: int
+    count: int
+    parallel: int | None = None
+
+    @property
+    def nominal_run(self) -> RunDirectory:
+        """What the array's comment names, in the way of a run's job."""
+        return RunDirectory(self.sweep.parent.parent / self.sweep.name)
+
+    @property
+    def token(self) -> str:
+        """What the array's comment ends with."""
+        return f"array-{self.offset}"
+
+
+def render_array(job: Job, array: Array, python: str) -> str:
+    """Give the sbatch script of an array; pure.
+
+    Its elements find their runs by their place, not by a pickle: nothing that is
+    written after sbatch has answered is needed by any of them.
+    """
+    parameters = {
+        **_parameters(job, array.nominal_run, array.token),
+        "array_parallelism": array.parallel or array.count,
+        "map_count": array.count,
+    }
+    return _make_sbatch_string(
+        _element(array, python), array.sweep / "submitit", **parameters
+    )
+
+
+def send_array(job: Job, array: Array, environ: Mapping[str, str]) -> str:
+    """Submit an array and give its id.
+
+    Raises:
+        SlurmError: sbatch is missing or refuses; its words are in the message.
+    """
+    with _environment(environ):
+        try:
+            executor = SlurmExecutor(folder=array.sweep / "submitit")
+            executor.update_parameters(
+                **_parameters(job, array.nominal_run, array.token),
+                array_parallelism=array.parallel or array.count,
             )
+            # submitit's own array path drops python= and names pickles after sbatch.
+            executor.parameters["map_count"] = array.count
+            return str(
+                executor._submit_command(_element(array, sys.executable)).job_id  # noqa: SLF001
+            )
+        except FailedJobError as error:
+            message = f"sbatch refused: {_last_line(str(error))}"
             raise SlurmError(message) from error
+        except RuntimeError as error:
+            raise SlurmError(_NO_SBATCH) from error
+
+
+def _element(array: Array, python: str) -> str:
+    place = f"{shlex.quote(str(array.sweep))} {array.offset}"
+    return f"{_exec(python)} -u -m clusterddp.element {place}"
 
 
 def written_options(job: Job) -> frozenset[str]:

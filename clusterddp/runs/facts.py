@@ -4,12 +4,13 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterddp.files import read_json
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.ledger import Event, read_events
+from clusterddp.runs.sweeps import read_values
 from clusterddp.runs.verdict import Summary, read_summary
 
 __all__ = ["Facts", "Point", "Shape", "read_facts", "read_points"]
@@ -45,6 +46,7 @@ class Facts:
         saved: step and time of the newest published checkpoint.
         shape: how many nodes, ranks and samples a step.
         is_whole: whether `points` begins with the first one.
+        values: of a run of a sweep, what is special about it, by dotted key.
     """
 
     run: RunDirectory
@@ -57,6 +59,7 @@ class Facts:
     saved: tuple[int, float] | None = None
     shape: Shape = Shape()
     is_whole: bool = True
+    values: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -106,6 +109,7 @@ def read_facts(run: RunDirectory, *, whole: bool = False) -> Facts:
         _newest_checkpoint(run.checkpoints),
         _shape(events) or _read_shape(run.job_file),
         is_whole,
+        read_values(run),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clusterddp.errors import UsageError
 from clusterddp.runs.directory import RunDirectory
+from clusterddp.runs.sweeps import find_sweep
 
 __all__ = ["find_root", "find_run", "list_named", "list_runs", "select_runs"]
 
@@ -70,7 +71,7 @@ def select_runs(words: Sequence[str], root: Path) -> list[RunDirectory]:
         UsageError: a word means none, or there is no such root.
     """
     if words:
-        return [find_run(word, root) for word in words]
+        return [run for word in words for run in _runs_of(word, root)]
     if not root.is_dir():
         message = (
             f"{root}: no such directory; expected the place where runs lie: give "
@@ -78,6 +79,12 @@ def select_runs(words: Sequence[str], root: Path) -> list[RunDirectory]:
         )
         raise UsageError(message)
     return list_runs(root)
+
+
+def _runs_of(word: str, root: Path) -> list[RunDirectory]:
+    """Give the runs of a sweep, or the one run that a word means."""
+    sweep = find_sweep(word, root)
+    return [find_run(word, root)] if sweep is None else sweep.read_elements()
 
 
 def _directories(parent: Path | str) -> list[str]:

@@ -6,7 +6,7 @@ finished, and never for dead.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from clusterddp.errors import EXIT_STOPPED
 from clusterddp.runs.facts import Facts
@@ -52,6 +52,8 @@ class Status:
         limit_s: until the job's time limit.
         starts_in_s: until Slurm expects to start a waiting job.
         submitted: when, in seconds since the epoch.
+        values: of a run of a sweep, what is special about it, by dotted key.
+        evaluated: the last value of each metric of the evaluation, by name.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Status:
     limit_s: float | None = None
     starts_in_s: float | None = None
     submitted: float | None = None
+    values: Mapping[str, object] = field(default_factory=dict)
+    evaluated: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Give it as a JSON object."""
@@ -137,6 +141,8 @@ def derive_status(
         limit_s=_until(job.end, now) if running and job is not None else None,
         starts_in_s=_until(job.start, now) if waiting and job is not None else None,
         submitted=facts.began,
+        values=facts.values,
+        evaluated=_evaluated(facts),
     )
 
 
@@ -212,6 +218,16 @@ def _seconds_left(facts: Facts) -> float | None:
 def _last_value(facts: Facts, name: str) -> float | None:
     values = (_number(point.get(name)) for point in reversed(facts.points))
     return next((value for value in values if value is not None), None)
+
+
+def _evaluated(facts: Facts) -> dict[str, float]:
+    """Give the last finite value of each metric of the evaluation."""
+    found: dict[str, float] = {}
+    for point in facts.points:
+        for name, value in point.items():
+            if name.startswith("eval/") and _number(value) is not None:
+                found[name.removeprefix("eval/")] = float(value)
+    return found
 
 
 def _until(moment: float | None, now: float) -> float | None:
