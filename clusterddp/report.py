@@ -15,6 +15,7 @@ from clusterddp.runs.evidence import reached_steps
 from clusterddp.runs.facts import read_facts
 from clusterddp.runs.finding import find_root, find_run
 from clusterddp.runs.inquiry import examine
+from clusterddp.runs.measures import Span
 from clusterddp.runs.summary import RunSummary, summarize
 from clusterddp.runs.survey import survey
 from clusterddp.slurm.programs import Runner, run_program
@@ -116,22 +117,14 @@ def render_report(summary: RunSummary) -> str:
         ),
         "",
     ]
-    rows = [
-        (
-            str(span.attempt),
-            *(
-                f"{seconds:.1f}"
-                for seconds in (
-                    *(span.queued, span.length, span.setup),
-                    *(span.train, span.rest, span.lost),
-                )
-            ),
-            str(span.lost_steps),
-            span.cause or "-",
-        )
-        for span in summary.spans
-    ]
+    rows = [_row(span) for span in summary.spans]
     return "".join(f"{line}\n" for line in lines) + plain_table(_HEAD, rows)
+
+
+def _row(span: Span) -> tuple[str, ...]:
+    times = (span.queued, span.length, span.setup, span.train, span.rest, span.lost)
+    shown = (f"{seconds:.1f}" for seconds in times)
+    return str(span.attempt), *shown, str(span.lost_steps), span.cause or "-"
 
 
 def _word(value: int | None) -> str:

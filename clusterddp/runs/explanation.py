@@ -1,12 +1,11 @@
 """Why a run is where it is: one paragraph and its evidence; a pure function."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clusterddp.runs.evidence import AttemptEvidence
-from clusterddp.runs.facts import Facts
+from clusterddp.runs.exhibits import Case, list_evidence
 from clusterddp.runs.status import Status
-from clusterddp.slurm.listing import ListedJob
 from clusterddp.tables import brief_seconds
 
 __all__ = ["Explanation", "explain"]
@@ -41,7 +40,6 @@ _KILLED = (
     "A rank that is killed from outside usually met the kernel's out-of-memory killer: "
     "see `sacct -j {job} -o JobID,State,MaxRSS`, or the node's dmesg"
 )
-_TRACEBACK_LINES = 30
 
 
 @dataclass(frozen=True)
@@ -56,33 +54,10 @@ class Explanation:
         return {"paragraph": self.paragraph, "evidence": dict(self.evidence)}
 
 
-@dataclass(frozen=True)
-class Case:
-    """All that an explanation is made from.
-
-    Attributes:
-        facts: what the run's directory says.
-        status: where it stands.
-        job: what Slurm says of its job.
-        before: how the start of a job that waits again ended.
-        last: what the last attempt with an end left; None if none has.
-        newest: what the newest attempt left, where that is another one.
-        batch_log: the last lines of the batch task's own log.
-    """
-
-    facts: Facts
-    status: Status
-    job: ListedJob | None = None
-    before: ListedJob | None = None
-    last: AttemptEvidence | None = None
-    newest: AttemptEvidence | None = None
-    batch_log: tuple[str, ...] = ()
-
-
 def explain(case: Case) -> Explanation:
     """Give the paragraph and the evidence of a run, alive or dead."""
     sentences = [_opening(case), *_past(case), _standing(case.status), _advice(case)]
-    return Explanation(" ".join(filter(None, sentences)), tuple(_evidence(case)))
+    return Explanation(" ".join(filter(None, sentences)), tuple(list_evidence(case)))
 
 
 def _opening(case: Case) -> str:
@@ -211,76 +186,3 @@ def _first_step(case: Case, cause: str | None) -> str:
 
 def _is_killed(one: AttemptEvidence) -> bool:
     return one.cause == "crash" and ("Killed" in one.blame or "SIGKILL" in one.blame)
-
-
-def _resume(status: Status) -> str:
-    verb = "supervise" if status.job_id is None else "resubmit"
-    return f"python -m clusterddp.{verb} {status.path}"
-
-
-def _evidence(case: Case) -> Iterator[tuple[str, str]]:
-    status = case.status
-    yield "state", status.state + ("" if status.detail == "-" else f": {status.detail}")
-    if case.job is not None:
-        yield "job", _job(case.job)
-    if case.before is not None:
-        yield "before", _job(case.before)
-    if history := _history(case.facts):
-        yield "attempts", history
-    one = case.last if status.state == "running" else case.newest or case.last
-    if one is not None:
-        yield from _attempt_evidence(one)
-    if case.facts.attempt is None and case.batch_log:
-        yield "batch log", "\n".join(case.batch_log)
-    if status.checkpoint_step is not None:
-        name = f"step-{status.checkpoint_step:08d}"
-        yield "checkpoint", f"{case.facts.run.checkpoints / name}"
-    yield "run", status.path
-    if status.state in ("stopped", "failed", "died"):
-        yield "go on", _resume(status)
-
-
-def _job(job: ListedJob) -> str:
-    parts = [f"{job.id}: {job.state}", job.reason and f"reason {job.reason}"]
-    parts += [f"exit code {job.exit_code}" if job.exit_code else ""]
-    parts += [f"on {job.nodes}" if job.nodes else ""]
-    return ", ".join(filter(None, parts))
-
-
-def _history(facts: Facts) -> str:
-    """Give all attempts in short: `0 crash -> restart, 1 completed -> finished`."""
-    parts: list[str] = []
-    for event in facts.events:
-        if event.kind == "attempt_ended":
-            parts.append(f"{event.values.get('attempt')} {event.values.get('cause')}")
-        elif parts and "reason" in event.values and "->" not in parts[-1]:
-            parts[-1] += f" -> {event.kind.replace('_', ' ')}"
-    return ", ".join(parts)
-
-
-def _attempt_evidence(one: AttemptEvidence) -> Iterator[tuple[str, str]]:
-    if one.blame:
-        yield "first", one.blame
-    if one.traceback:
-        yield "traceback", _tail(one.traceback.splitlines())
-    if signals := _signals(one):
-        yield "signals", signals
-    if one.stacks:
-        place = one.attempt.path / "stacks"
-        yield "stacks", f"{place}: {', '.join(one.stacks)}"
-    if one.said:
-        yield "launcher", "\n".join(one.said)
-    if one.blame and not one.traceback and one.output:
-        yield "last lines", _tail(one.output)
-    if one.rank is not None:
-        yield "log", str(one.attempt.rank_log(one.rank))
-    yield "supervisor", str(one.attempt.log)
-
-
-def _signals(one: AttemptEvidence) -> str:
-    told = (f"rank {v.rank} {v.signal}" for v in one.verdicts if v.signal)
-    return ", ".join(told)
-
-
-def _tail(lines: Sequence[str]) -> str:
-    return "\n".join(lines[-_TRACEBACK_LINES:])

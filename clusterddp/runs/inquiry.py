@@ -4,7 +4,8 @@ import time
 
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.evidence import AttemptEvidence, read_evidence, read_last_lines
-from clusterddp.runs.explanation import Case, Explanation, explain
+from clusterddp.runs.exhibits import Case
+from clusterddp.runs.explanation import Explanation, explain
 from clusterddp.runs.facts import Facts
 from clusterddp.runs.survey import survey
 from clusterddp.slurm.jobs import Phase
