@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from clusterddp import __version__
 from clusterddp.config import Job
 from clusterddp.errors import EXIT_STOPPED, LaunchError, SlurmError, UsageError
-from clusterddp.launch.ending import collect_ending
+from clusterddp.launch.ending import collect_ending, describe_job
 from clusterddp.launch.environment import rank_environment
 from clusterddp.launch.process import RankProcess
 from clusterddp.launch.requeue import Leave, note_cancelled
@@ -87,6 +89,7 @@ class _Supervisor:
         self._job = job
         self._allocation = allocation
         self._requests: list[int] = []
+        self._given_up: tuple[str, ...] = ()
 
     def run_to_end(self) -> int:
         """Start attempts until one of them, or a signal, ends the matter."""
@@ -122,17 +125,32 @@ class _Supervisor:
         attempt = claim_attempt(self._run, owner)
         with talk_to(attempt.log):
             ledger = Ledger(self._run, f"attempt-{attempt.path.name}")
-            ledger.add("attempt_started", **{"attempt": attempt.number, **owner})
+            ledger.add("attempt_started", **owner, **self._describe(attempt))
             ending = self._watch(attempt, ledger)
             cause = classify(ending, self._job.slurm.signal_delay)
             past = [*read_past(self._run), _remember(cause, ending, self._run)]
             ledger.add("attempt_ended", **_to_event(attempt, ending, past[-1]))
-            decision = decide(past, self._job.retry, self._place())
+            decision = decide(past, self._job.retry, self._place(ending))
             _explain(attempt, cause, ending, decision)
             return self._act(decision, ending, ledger)
 
-    def _place(self) -> Place:
-        return Place(on_slurm=self._allocation is not None)
+    def _describe(self, attempt: AttemptDirectory) -> dict[str, object]:
+        """Say what this attempt is made of: nodes, code and version."""
+        allocation, code = self._allocation, self._run.code
+        return {
+            "attempt": attempt.number,
+            "nodes": list(allocation.nodes) if allocation else [],
+            "code": code.resolve().name if code.exists() else None,
+            "version": __version__,
+        }
+
+    def _place(self, ending: Ending) -> Place:
+        """Say where the run is, and whether the nodes left are enough for it."""
+        if self._allocation is None or not self._job.slurm.spare_nodes:
+            return Place(on_slurm=self._allocation is not None)
+        left = sum(node not in ending.lost_nodes for node in self._allocation.nodes)
+        has_spares = left >= self._job.slurm.nodes and not ending.is_requeued
+        return Place(on_slurm=True, has_spares=has_spares)
 
     def _watch(self, attempt: AttemptDirectory, ledger: Ledger) -> Ending:
         """Start the ranks, wait for their end, and collect what is known of it."""
@@ -141,10 +159,17 @@ class _Supervisor:
         if self._allocation is None:
             command = local_command(self._job, self._run, sys.executable)
         else:
-            command = step_command(self._job, self._run, attempt, sys.executable)
+            command = step_command(
+                self._job, self._run, attempt, sys.executable, self._given_up
+            )
             probe = probe_command(self._job)
         watch = Watch(
-            self._job, self._run, attempt, self._requests, probe, self._is_taken_away
+            self._job,
+            self._run,
+            attempt,
+            self._requests,
+            probe,
+            lambda: self._take_signal(ledger),
         )
         process = RankProcess(
             command,
@@ -162,18 +187,30 @@ class _Supervisor:
             self._run, attempt, seen, self._allocation, is_interrupted=asked
         )
 
-    def _is_taken_away(self) -> bool:
-        """Say whether Slurm has requeued the job while its ranks were still there."""
+    def _take_signal(self, ledger: Ledger) -> bool:
+        """Look what a signal means, before Slurm ends this process, too.
+
+        KillWait may be over before the ranks have left: then a cancellation must
+        stand in the ledger already, or somebody would bring the run back.
+
+        Returns:
+            Whether Slurm has requeued the job, though its ranks are still there.
+        """
         if self._allocation is None:
             return False
         try:
-            return self._allocation.query().restarts > self._allocation.restarts
+            facts = describe_job(self._allocation.query(), self._allocation)
         except SlurmError:
             return False
+        ledger.add("signal", signal=signal.Signals(self._requests[-1]).name)
+        if facts.get("is_cancelled"):
+            ledger.add("cancel_requested", job=self._allocation.address)
+        return facts.get("is_requeued", False)
 
     def _act(self, decision: Decision, ending: Ending, ledger: Ledger) -> int | None:
         code = decision.exit_code
         if decision.action is Action.RESTART:
+            self._give_up(decision.exclude)
             ledger.add("restart", reason=decision.reason)
             return None
         if decision.action is Action.REQUEUE and self._allocation is not None:
@@ -183,6 +220,13 @@ class _Supervisor:
         ledger.add(kind, reason=decision.reason, code=code)
         self._keep_dead(ending)
         return code
+
+    def _give_up(self, nodes: tuple[str, ...]) -> None:
+        """Go on without nodes of the allocation; their loss is known from now on."""
+        self._given_up = (*self._given_up, *nodes)
+        if self._allocation is not None:
+            left = tuple(node for node in self._allocation.nodes if node not in nodes)
+            self._allocation = replace(self._allocation, nodes=left)
 
     def _keep_dead(self, ending: Ending) -> None:
         """Cancel a job that Slurm has requeued, though its run shall stop."""

@@ -30,6 +30,7 @@ from clusterddp.errors import (
 )
 from clusterddp.launch.environment import AGENT, LAUNCHER
 from clusterddp.launch.lifeline import end_with_parent
+from clusterddp.launch.orphan import OrphanWatch
 from clusterddp.launch.rank import (
     Seat,
     build_experiment,
@@ -112,6 +113,7 @@ class _Rank:
         self._rank = _rank_hint()
         self._trainer: Trainer | None = None
         self._early: list[int] = []
+        self._orphans: OrphanWatch | None = None
         self._alarm: Alarm | None = None
 
     def live(self) -> int:
@@ -142,10 +144,18 @@ class _Rank:
         threads = str(job.threads)
         os.environ["OMP_NUM_THREADS"] = threads  # before torch is imported
         os.environ.setdefault(LAUNCHER, self._given.launcher or job.launcher)
+        self._miss_supervisor(job)
         if job.script is not None:
             run_script(job, self._seat.run if self._seat else None)
             return self._finish_script(0)
         return self._train(job)
+
+    def _miss_supervisor(self, job: Job) -> None:
+        """Watch for the loss of the supervisor's node where Slurm lets the job live."""
+        if self._seat is not None and job.slurm.spare_nodes:
+            seat, patience_s = self._seat, job.slurm.supervisor_timeout
+            self._orphans = OrphanWatch(seat.run, seat.attempt, patience_s)
+            self._orphans.start()
 
     def _load_job(self) -> Job:
         target: Path = self._given.target
@@ -256,6 +266,8 @@ class _Rank:
         sys.stderr.flush()
         if self._alarm is not None and not is_echo(failure.message):
             self._alarm.sound(f"{failure.type}: {failure.message}")
+        if self._orphans is not None:
+            self._orphans.linger()
         os._exit(code)
 
     def _follow(self, words: str) -> None:
@@ -266,6 +278,8 @@ class _Rank:
             failure = Failure("CollectiveError", words, "nowhere", words)
             verdict = self._verdict("crash", EXIT_BUG, step=step)
             write_verdict(self._seat.attempt, replace(verdict, failure=failure))
+        if self._orphans is not None:
+            self._orphans.linger()
         os._exit(EXIT_BUG)
 
     def _verdict(
@@ -280,6 +294,8 @@ class _Rank:
         The elastic agent would terminate the others, and kill them after 30 s, when
         the first rank leaves with another code than 0.
         """
+        if self._orphans is not None:
+            self._orphans.leave()
         is_agents = AGENT in os.environ and self._seat is not None
         return 0 if is_agents and code == EXIT_STOPPED else code
 

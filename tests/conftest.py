@@ -11,13 +11,23 @@ from tests.cluster import Cluster, ClusterParameters, can_run, start, stop
 # A slot of its own: a cluster that somebody plays with (slot 0) is not disturbed.
 # Two sessions at once take two slots.
 _SLOT = int(os.environ.get("CLUSTERDDP_TEST_SLOT", "2"))
+# The same tests on another kind of cluster: who gets signals, how long a requeued
+# job is held (0: Slurm's default, two minutes).
+_HOLD = int(os.environ.get("CLUSTERDDP_TEST_HOLD", "5")) or None
+_PARAMETERS = ClusterParameters(
+    slot=_SLOT,
+    proctrack="cgroup"
+    if os.environ.get("CLUSTERDDP_TEST_PROCTRACK") == "cgroup"
+    else "linuxproc",
+    cred_expire=_HOLD,
+)
 _MARKED: set[str] = set()
 
 
 @pytest.fixture(scope="session")
 def _cluster() -> Iterator[Cluster]:
     """One cluster for the whole session; it takes seconds to start."""
-    yield start(ClusterParameters(slot=_SLOT))
+    yield start(_PARAMETERS)
     stop(_SLOT)
 
 

@@ -125,6 +125,7 @@ def test_cancel_during_a_preemption_and_of_a_waiting_job(
     assert cluster.job_state(waiting) == "CANCELLED"
 
 
+@pytest.mark.long
 def test_watch_looks_after_runs(cluster: Cluster, home: Path, undisturbed: str) -> None:
     """`--watch` brings a killed supervisor's run back; says only what is new."""
     write_job(home, params=SLOW)
@@ -141,3 +142,47 @@ def test_watch_looks_after_runs(cluster: Cluster, home: Path, undisturbed: str) 
     assert step_of(run) == 30
     assert digest(run) == undisturbed
     assert job_id in out
+
+
+@pytest.mark.long
+def test_elements_of_an_array_are_apart(
+    cluster: Cluster, home: Path, undisturbed: str
+) -> None:
+    """A drilled preemption requeues one element; a scancel ends the other for good."""
+    write_job(home, params=SLOW)
+    never = "slurm.extra.begin=now+1hour"
+    runs = [submit(cluster, home, never)[1] for _ in range(2)]
+    cluster.reset()
+    paths = "\n".join(str(run.path) for run in runs)
+    (home / "runs.txt").write_text(f"{paths}\n")
+    which = "$(sed -n $((SLURM_ARRAY_TASK_ID + 1))p runs.txt)"
+    command = f"exec {cluster.python_for_user()} -m clusterddp.supervise {which}"
+    shape = ("--array=0-1", "--nodes=2", "--ntasks-per-node=2", "--requeue")
+    array = cluster.sbatch(*shape, f"--wrap={command}", user=cluster.user, cwd=home)
+    wait_until(lambda: all(step_of(run) >= 3 for run in runs))
+    cluster.run(["scancel", f"{array}_1"], user=cluster.user)
+    done = verb(cluster, home, "drill", str(runs[0].path), "--preempt", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["lost_steps"] == 0
+    cluster.wait_job(f"{array}_0", {"COMPLETED"}, 120)
+    assert causes(runs[0]) == ["preempted", "completed"]
+    assert causes(runs[1]) == ["cancelled"]
+    assert cluster.job_state(f"{array}_1") == "CANCELLED"
+    assert digest(runs[0]) == undisturbed
+
+
+@pytest.mark.long
+def test_drills_on_the_cluster(cluster: Cluster, home: Path, undisturbed: str) -> None:
+    """A time limit, then a killed rank on the second node: told, and equal bits."""
+    write_job(home, params={"sleep": 0.4})
+    _, run = submit(cluster, home, step=2)
+    done = verb(cluster, home, "drill", "toy", "--timeout", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert (told["cause"], told["lost_steps"]) == ("time limit", 0)
+    done = verb(cluster, home, "drill", "toy", "--kill-rank", "3", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["cause"] == "crash"
+    wait_until(lambda: events(run, "finished"))
+    assert causes(run) == ["time limit", "crash", "completed"]
+    assert digest(run) == undisturbed

@@ -2,13 +2,12 @@
 
 import re
 import time
-from pathlib import Path
 from typing import TypedDict
 
 from clusterddp.errors import SlurmError
 from clusterddp.files import read_json
 from clusterddp.launch.stacks import find_silent
-from clusterddp.launch.watch import Seen
+from clusterddp.launch.watch import Seen, read_last_words
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.history import is_cancel_requested
 from clusterddp.runs.ledger import read_events
@@ -19,8 +18,6 @@ from clusterddp.slurm.nodes import lost_nodes
 from clusterddp.slurm.patience import patiently
 
 __all__ = ["collect_ending", "describe_job"]
-
-_LAST_WORDS = 4096
 
 
 class JobFacts(TypedDict, total=False):
@@ -54,7 +51,7 @@ def collect_ending(
         allocation: the job; None for a local run.
         is_interrupted: whether this process was asked to stop.
     """
-    said = _last_words(attempt.step_errors)
+    said = read_last_words(attempt.step_errors)
     summary = read_summary(attempt)
     facts = JobFacts(is_interrupted=is_interrupted)
     if allocation is not None:
@@ -111,30 +108,34 @@ def describe_job(info: JobInfo, allocation: Allocation) -> JobFacts:
     """
     is_over = info.phase is Phase.OVER or info.state == "COMPLETING"
     is_requeued = info.phase is Phase.WAITING or info.restarts > allocation.restarts
-    is_preempted = info.preempt_time is not None and not is_requeued
-    if is_preempted and is_over:
-        is_preempted = _was_preempted(info, allocation)
     is_timeout = info.state == "TIMEOUT" or info.reason == "TimeLimit"
+    word = _final_word(info, allocation) if is_over and not is_requeued else ""
+    is_preempted = info.preempt_time is not None and not is_requeued
+    is_own_end = is_timeout or is_requeued or word.startswith(_NOT_CANCELLED)
     left = 0.0 if is_timeout else None
     if not is_over and info.end_time is not None:
         left = info.end_time - time.time()
     return JobFacts(
-        is_cancelled=is_over and not (is_preempted or is_timeout or is_requeued),
+        is_cancelled=is_over and not is_own_end,
         is_requeued=is_requeued,
-        is_preempted=is_preempted,
+        is_preempted=is_preempted and (not is_over or word.startswith("PREEMPTED")),
         seconds_left=left,
     )
 
 
-def _was_preempted(info: JobInfo, allocation: Allocation) -> bool:
-    """Tell the end of a grace time from a scancel in it.
+_NOT_CANCELLED = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "DEADLINE")
 
-    Both look alike to the controller (COMPLETING, with a PreemptTime: measured); only
-    the accounting knows. Where it says nothing the job counts as cancelled: a run
-    that somebody wants back can be named, one that rises from the dead cannot.
+
+def _final_word(info: JobInfo, allocation: Allocation) -> str:
+    """Tell a scancel from another end of the job.
+
+    While the job is COMPLETING they look alike to the controller, also with a
+    PreemptTime (measured); the accounting knows at once. Where it says nothing the job
+    counts as cancelled: a run that somebody wants back can be named, one that rises
+    from the dead cannot.
     """
-    state = info.state if info.phase is Phase.OVER else allocation.query_accounting()
-    return state.startswith("PREEMPTED")
+    is_settled = info.phase is Phase.OVER
+    return info.state if is_settled else allocation.query_accounting()
 
 
 # srun of 22.05: `srun: error: Node failure on n3`, and it may still exit with 0.
@@ -146,10 +147,3 @@ def _find_lost(allocation: Allocation, said: str) -> tuple[str, ...]:
     named = {name.rstrip(",.") for name in _NODE_FAILURE.findall(said)}
     lost = lost_nodes(allocation.nodes, allocation.run)
     return tuple(node for node in allocation.nodes if node in named or node in lost)
-
-
-def _last_words(path: Path) -> str:
-    try:
-        return path.read_bytes()[-_LAST_WORDS:].decode(errors="replace")
-    except OSError:
-        return ""

@@ -9,21 +9,40 @@ __all__ = ["local_command", "probe_command", "step_command"]
 
 
 def step_command(
-    job: Job, run: RunDirectory, attempt: AttemptDirectory, python: str
+    job: Job,
+    run: RunDirectory,
+    attempt: AttemptDirectory,
+    python: str,
+    without: Sequence[str] = (),
 ) -> list[str]:
     """Give the srun command line of an attempt inside an allocation.
 
     From Slurm 22.05 srun does not inherit --cpus-per-task, so everything is
-    repeated (srun(1)). `slurm.srun_args` come last and therefore win.
+    repeated (srun(1)). Without --overlap an attempt would wait for ever on the CPUs of
+    the one before, when that ended while slurmctld was away (measured on 22.05), or
+    has left a process that cannot die. `slurm.srun_args` come last and therefore win.
+
+    With spare nodes the step outlives a lost node, too: its ranks see to it that the
+    job does not stay without a supervisor.
+
+    Args:
+        job: the job.
+        run: the run.
+        attempt: the attempt that is to be started.
+        python: the interpreter.
+        without: nodes of the allocation that must not be used.
     """
     return [
         "srun",
         *_shape(job),
+        "--overlap",
         "--input=none",
         "--export=ALL",
         "--kill-on-bad-exit=1",
         "--unbuffered",
         "--mpi=none",
+        *(["--no-kill"] if job.slurm.spare_nodes else []),
+        *([f"--exclude={','.join(without)}"] if without else []),
         f"--job-name={job.name}",
         f"--output={_output(job, attempt)}",
         *job.slurm.srun_args,

@@ -180,7 +180,7 @@ def _parameters(
     extra = {**slurm.extra, **({"dependency": dependency} if dependency else {})}
     wanted: dict[str, Any] = {
         "job_name": job.name,
-        "nodes": slurm.nodes,
+        "nodes": slurm.nodes + slurm.spare_nodes,
         "ntasks_per_node": slurm.tasks_per_node,
         "cpus_per_task": slurm.cpus_per_task,
         "gpus_per_node": slurm.gpus_per_node or None,
@@ -196,10 +196,15 @@ def _parameters(
         "comment": f"clusterddp {run.path.parent.name}/{run.id} {token}".strip(),
         "stderr_to_stdout": True,
         "use_srun": False,
-        "additional_parameters": {"requeue": True, **extra},
+        "additional_parameters": {"requeue": True, **_outlive_nodes(job), **extra},
     }
     # wckey=None removes submitit's own, which sites that enforce wckeys refuse.
     return {k: v for k, v in wanted.items() if v is not None} | {"wckey": None}
+
+
+def _outlive_nodes(job: Job) -> dict[str, bool]:
+    """With spare nodes a lost node must not end the job (sbatch(1), --no-kill)."""
+    return {"no_kill": True} if job.slurm.spare_nodes else {}
 
 
 def _exec(python: str) -> str:

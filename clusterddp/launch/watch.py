@@ -5,19 +5,22 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from clusterddp.config.schema import Job
 from clusterddp.files import read_json
+from clusterddp.launch.orphan import Heartbeat
 from clusterddp.launch.process import RankProcess
 from clusterddp.launch.stacks import collect_stacks
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.stall import StallClock
 
-__all__ = ["Seen", "Watch"]
+__all__ = ["Seen", "Watch", "read_last_words"]
 
 _LOG = logging.getLogger("clusterddp")
 _LOOK_S = 1.0
 _SHORTLY_S = 120.0
+_LAST_WORDS = 4096
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Watch:
         attempt: AttemptDirectory,
         requests: Sequence[int],
         probe: Sequence[str] | None,
-        is_taken_away: Callable[[], bool],
+        take_signal: Callable[[], bool],
     ) -> None:
         """Begin before the ranks are started.
 
@@ -59,15 +62,18 @@ class Watch:
             requests: stop signals that this process has received; grows.
             probe: the srun words that start a program on each node; None: the ranks
                 are on this machine.
-            is_taken_away: whether Slurm has requeued the job already.
+            take_signal: called when this process got a signal in a job; True: Slurm
+                has taken the job away, and the ranks are not waited for.
         """
         self._job, self._run, self._attempt = job, run, attempt
         self._requests, self._probe = requests, probe
         self._passed_on = 0
-        self._is_taken_away = is_taken_away
+        self._take_signal = take_signal
         self._is_stalled = self._never_started = False
         self._clock = _stall_clock(job, run)
-        self._looked = self._forgiven = 0.0
+        self._looked = self._forgiven = self._read_at = 0.0
+        self._is_broken = False
+        self._heart = Heartbeat(attempt) if job.slurm.spare_nodes else None
 
     def wait_for(self, process: RankProcess) -> Seen:
         """Stay until the ranks are gone, and say what was seen."""
@@ -88,8 +94,11 @@ class Watch:
         srun waits longer for the lost node than Slurm lets this process live (7 s,
         and KillWait was 5: measured), so then it is not waited for.
         """
+        if self._heart is not None:
+            self._heart.beat()
+            self._look_for_lost_node(process)
         if self._probe is not None:
-            if self._has_news() and self._is_taken_away():
+            if self._has_news() and self._take_signal():
                 return True
             self._bound_start(process)
         elif self._job.launcher != "none":
@@ -97,6 +106,20 @@ class Watch:
         if self._clock is not None and not self._is_stalled:
             self._look_for_stall(process, self._clock)
         return False
+
+    def _look_for_lost_node(self, process: RankProcess) -> None:
+        """End a step that has lost a node: with --no-kill srun itself only says so.
+
+        The ranks left would wait in a collective until the stall timeout.
+        """
+        now = time.monotonic()
+        if self._is_broken or now - self._read_at < _LOOK_S:
+            return
+        self._read_at = now
+        if "Node failure on" in read_last_words(self._attempt.step_errors):
+            _LOG.warning("srun has lost a node: ending the ranks that are left")
+            self._is_broken = True
+            process.end()
 
     def _has_news(self) -> bool:
         news = len(self._requests) > self._passed_on
@@ -137,6 +160,14 @@ class Watch:
             )
             collect_stacks(self._run, self._attempt, self._probe)
             process.end()
+
+
+def read_last_words(path: Path) -> str:
+    """Give the end of a log file; empty when there is none."""
+    try:
+        return path.read_bytes()[-_LAST_WORDS:].decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _stall_clock(job: Job, run: RunDirectory) -> StallClock | None:
