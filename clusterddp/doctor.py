@@ -27,20 +27,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the verb and give its exit code."""
     given = _parser().parse_args(arguments)
     talk_to_stderr()
-    return run_verb(lambda: _examine_environment(given.env, as_json=given.json))
+    return run_verb(lambda: _examine(given))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="clusterddp doctor",
-        description="Explain the world that init_dist derives here, and name traps.",
+        description="Explain the world that init_dist derives here, and name traps; "
+        "with JOB.yaml, say what in it works but will hurt.",
         epilog="exit codes: 0 init_dist would work, or the process is simply alone; "
-        "3 it would refuse; 2 the file is no environment",
+        "3 it would refuse; 2 the file is no environment, or no job file; 4 sbatch "
+        "would refuse the job",
     )
     add = parser.add_argument
+    add("job", metavar="JOB.yaml", type=Path, nargs="?", help="lint this job file")
     add("--env", metavar="FILE", help="a JSON object or output of `env`; - is stdin")
     add("--json", action="store_true", help="print a JSON object")
     return parser
+
+
+def _examine(given: argparse.Namespace) -> int:
+    if given.job is None:
+        return _examine_environment(given.env, as_json=given.json)
+    from clusterddp.linting import lint
+
+    return lint(given.job, as_json=given.json)
 
 
 def _examine_environment(source: str | None, *, as_json: bool) -> int:

@@ -216,7 +216,7 @@ def keep(scene: Scene, run: RunDirectory, name: str) -> None:
     for place, text in texts.items():
         path = target / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_neutral(text, scene))
+        path.write_text(neutral(text, scene))
 
 
 def _is_big(path: Path, run: RunDirectory) -> bool:
@@ -239,7 +239,8 @@ def _ask_slurm(scene: Scene, run: RunDirectory) -> dict[str, str]:
     return said
 
 
-def _neutral(text: str, scene: Scene) -> str:
+def neutral(text: str, scene: Scene) -> str:
+    """Give a text without the places and names of whoever recorded it."""
     slot = scene.cluster.parameters.slot
     python = str(scene.cluster.python_for_user())
     pairs = (

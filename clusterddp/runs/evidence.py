@@ -1,6 +1,6 @@
 """Evidence: what the last attempt of a run left, for whoever asks why it ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +73,15 @@ def read_evidence(facts: Facts, number: int) -> AttemptEvidence:
         verdicts,
         said,
         read_last_lines(attempt.rank_log(0 if rank is None else rank)),
-        tuple(sorted(path.name for path in (attempt.path / "stacks").glob("*"))),
+        tuple(_stacks(attempt)),
     )
+
+
+def _stacks(attempt: AttemptDirectory) -> Iterator[str]:
+    """Give the files that hold stacks; every rank makes one, most stay empty."""
+    for path in sorted((attempt.path / "stacks").glob("*")):
+        if path.is_file() and path.stat().st_size:
+            yield path.name
 
 
 def _blame(

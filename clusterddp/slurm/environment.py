@@ -26,7 +26,7 @@ _RANK_VARIABLES = {
     "MASTER_PORT",
 }
 _RANK_PREFIXES = ("TORCHELASTIC_", "CLUSTERDDP_")
-_OURS_TO_KEEP = {"CLUSTERDDP_RUNS"}
+_OURS_TO_KEEP = {"CLUSTERDDP_RUNS", "CLUSTERDDP_SHARED_TMP", "CLUSTERDDP_TEMPLATES"}
 # Options that the script always writes: the environment would beat the #SBATCH
 # lines (measured: SBATCH_TIMELIMIT gave another limit, SBATCH_SIGNAL=B:... killed
 # the shell).
