@@ -129,11 +129,11 @@ def _strike_rank(
     if facts.job_id is None:
         struck = strike_here(run, attempt, rank, strike.signum) or ""
     else:
-        job = read_run_job(run)
-        probe = [*probe_command(job)[:1], f"--jobid={facts.job_id}"]
+        srun, *options = probe_command(read_run_job(run), sys.executable)
         module = ("-m", "clusterddp.launch.strike", str(run.path), attempt.path.name)
-        words = (sys.executable, *module, str(rank), strike.signum.name)
-        struck = run_program([*probe, *probe_command(job)[1:], *words]).out.strip()
+        words = (*module, str(rank), strike.signum.name)
+        job = f"--jobid={facts.job_id}"
+        struck = run_program([srun, job, *options, *words]).out.strip()
     if not struck:
         message = (
             f"{run.path}: found no rank {rank} of attempt {attempt.number}, expected "

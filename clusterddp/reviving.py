@@ -21,7 +21,7 @@ from clusterddp.launch.successor import (
 )
 from clusterddp.processes import is_same_process
 from clusterddp.runs.changes import check_changes, read_run_job
-from clusterddp.runs.claims import is_in_progress, unresolved_claim
+from clusterddp.runs.claims import count_claims, is_in_progress, unresolved_claim
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.facts import Facts, read_facts
 from clusterddp.runs.finding import find_root, select_runs
@@ -132,6 +132,7 @@ def _look_after(order: _Order) -> list[Row]:
 
 def _survey(runs: Sequence[RunDirectory]) -> list[Known]:
     _settle_claims(runs)
+    claims = [count_claims(run) for run in runs]  # before anything else is looked at
     facts = [read_facts(run) for run in runs]
     ids = sorted({one.job_id for one in facts if one.job_id and not _is_done(one)})
     queue = ask_queue(ids)
@@ -145,8 +146,9 @@ def _survey(runs: Sequence[RunDirectory]) -> list[Known]:
             answered=queue is not None,
             is_alive=_is_alive(one),
             in_progress=unresolved_claim(one.run) is not None,
+            claims=seen,
         )
-        for one in facts
+        for one, seen in zip(facts, claims, strict=True)
     ]
 
 
@@ -210,7 +212,9 @@ def _carry_out(
         return "runs here", None
     from clusterddp.supervise import in_job
 
-    sent = send_further_job(run, job, os.environ, in_job, changes=order.changes)
+    sent = send_further_job(
+        run, job, os.environ, in_job, changes=order.changes, seen=known.claims
+    )
     return "resubmitted", sent
 
 

@@ -162,7 +162,9 @@ class _Supervisor:
             command = step_command(
                 self._job, self._run, attempt, sys.executable, self._given_up
             )
-            probe = probe_command(self._job)
+            probe = probe_command(
+                self._job, sys.executable, len(self._allocation.nodes) or None
+            )
         watch = Watch(
             self._job,
             self._run,

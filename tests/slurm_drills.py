@@ -25,7 +25,7 @@ def submit(
     cluster: Cluster, home: Path, *words: str, step: int = 0
 ) -> tuple[str, RunDirectory]:
     """Submit over two nodes, wait for a finished step, give job id and run."""
-    done = verb(cluster, home, "submit", "job.yaml", "--nodes", "2", *words)
+    done = verb(cluster, home, "submit", "job.yaml", "--new", "--nodes", "2", *words)
     assert done.code == 0, done.err
     job_id, path = done.out.strip().split("\t")
     run = RunDirectory(Path(path))

@@ -10,7 +10,12 @@ from clusterddp.config import read_job
 from clusterddp.errors import SlurmError, UsageError
 from clusterddp.launch.successor import find_sent_job, note_sent_job
 from clusterddp.runs.changes import check_changes, read_run_job
-from clusterddp.runs.claims import claim_submission, is_in_progress, unresolved_claim
+from clusterddp.runs.claims import (
+    claim_submission,
+    count_claims,
+    is_in_progress,
+    unresolved_claim,
+)
 from clusterddp.runs.directory import RunDirectory, create_run
 from clusterddp.runs.facts import Facts
 from clusterddp.runs.ledger import Event, Ledger
@@ -142,6 +147,17 @@ def test_only_one_of_two_gets_the_claim(tmp_path: Path) -> None:
     note_sent_job(run, "12", claim)
     assert unresolved_claim(run) is None
     assert claim_submission(run).token == "#0002"  # noqa: S105
+
+
+def test_a_claim_since_the_look_is_respected(tmp_path: Path) -> None:
+    """Both have seen a dead run; who comes second is refused, and so is a third."""
+    run = create_run(tmp_path, "toy", "r1")
+    seen = count_claims(run)
+    claim_submission(run, seen)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="somebody else sends a job for this run"):
+            claim_submission(run, seen)
+    assert count_claims(run) == 1
 
 
 def test_claim_of_a_living_or_foreign_process(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clusterddp.config.schema import Job
 from clusterddp.errors import EXIT_STOPPED, SlurmError
 from clusterddp.launch.ending import describe_job
-from clusterddp.launch.successor import send_further_job
+from clusterddp.launch.successor import send_further_job, without_nodes
 from clusterddp.runs.decision import Decision
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.history import is_cancel_requested
@@ -71,9 +71,8 @@ class Leave:
         exclude = _affordable(self.job, allocation, decision.exclude)
         if not info.may_requeue and info.restarts == allocation.restarts:
             self.ledger.add("successor", reason=decision.reason)
-            sent = send_further_job(
-                self.run, self.job, os.environ, self.entry, exclude=exclude
-            )
+            job = without_nodes(self.job, exclude)
+            sent = send_further_job(self.run, job, os.environ, self.entry)
             _LOG.warning("the job may not be requeued: job %s goes on", sent)
             return
         self.ledger.add("requeue", reason=decision.reason, job=allocation.address)

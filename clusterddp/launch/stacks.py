@@ -57,14 +57,14 @@ def collect_stacks(
     Args:
         run: the run.
         attempt: the attempt that hangs.
-        step: the srun words that start a program once on each node; None: the ranks
+        step: the srun words that start Python once on each node; None: the ranks
             are on this machine.
     """
     if step is None:
         collect_here(run, attempt)
         return
-    module = "clusterddp.launch.stacks"
-    command = [*step, sys.executable, "-m", module, str(run.path), attempt.path.name]
+    module = ("-m", "clusterddp.launch.stacks")
+    command = [*step, *module, str(run.path), attempt.path.name]
     with attempt.step_errors.open("ab") as sink:
         try:
             subprocess.run(

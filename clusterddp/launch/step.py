@@ -50,12 +50,17 @@ def step_command(
     ]
 
 
-def probe_command(job: Job) -> list[str]:
-    """Give the srun words that start a program once on each node, beside the ranks.
+def probe_command(job: Job, python: str, nodes: int | None = None) -> list[str]:
+    """Give the srun words that start Python once on each node, beside the ranks.
 
     Without --overlap a second step waits until the first has ended (measured).
+
+    Args:
+        job: the job.
+        python: the interpreter.
+        nodes: how many nodes the job has now; None: as many as it asked for.
     """
-    nodes = job.slurm.nodes
+    nodes = nodes or job.slurm.nodes + job.slurm.spare_nodes
     return [
         "srun",
         f"--nodes={nodes}",
@@ -67,6 +72,7 @@ def probe_command(job: Job) -> list[str]:
         "--export=ALL",
         "--mpi=none",
         *job.slurm.srun_args,
+        *(job.slurm.python or (python,)),
     ]
 
 

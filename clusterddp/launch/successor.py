@@ -16,7 +16,13 @@ from clusterddp.slurm.environment import clean_environment
 from clusterddp.slurm.patience import is_transient
 from clusterddp.slurm.programs import Runner, run_program
 
-__all__ = ["find_sent_job", "note_changes", "note_sent_job", "send_further_job"]
+__all__ = [
+    "find_sent_job",
+    "note_changes",
+    "note_sent_job",
+    "send_further_job",
+    "without_nodes",
+]
 
 _LOG = logging.getLogger("clusterddp")
 _LOOKS_S = (1.0, 4.0, 10.0)
@@ -28,8 +34,8 @@ def send_further_job(
     environ: Mapping[str, str],
     entry: Callable[[str], None],
     *,
-    exclude: Sequence[str] = (),
     changes: Sequence[str] = (),
+    seen: int | None = None,
 ) -> str:
     """Send a job that goes on with a run; give its id.
 
@@ -38,15 +44,15 @@ def send_further_job(
         job: its job, changes included.
         environ: the environment of this process.
         entry: what runs as the batch task; a callable of a module.
-        exclude: nodes that the job must not get.
         changes: what was changed of the job, for the ledger.
+        seen: the number of claims when the run was looked at.
 
     Raises:
-        UsageError: somebody else is just sending one.
+        UsageError: somebody else is just sending one, or has since.
         SlurmError: sbatch is missing or refuses.
     """
-    claim = claim_submission(run)
-    job_id = _send(run, _without(job, exclude), environ, entry, claim)
+    claim = claim_submission(run, seen)
+    job_id = _send(run, job, environ, entry, claim)
     note_sent_job(run, job_id, claim, changes)
     return job_id
 
@@ -120,7 +126,8 @@ def _end_what_was_sent(run: RunDirectory, token: str) -> None:
             return
 
 
-def _without(job: Job, nodes: Sequence[str]) -> Job:
+def without_nodes(job: Job, nodes: Sequence[str]) -> Job:
+    """Give the same job without some nodes; pure."""
     if not nodes:
         return job
     excluded = ",".join(filter(None, [job.slurm.exclude, *nodes]))

@@ -60,7 +60,7 @@ class Watch:
             run: the run.
             attempt: its newest attempt.
             requests: stop signals that this process has received; grows.
-            probe: the srun words that start a program on each node; None: the ranks
+            probe: the srun words that start Python on each node; None: the ranks
                 are on this machine.
             take_signal: called when this process got a signal in a job; True: Slurm
                 has taken the job away, and the ranks are not waited for.

@@ -17,7 +17,13 @@ from clusterddp.processes import creation_time, is_same_process
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.ledger import read_events
 
-__all__ = ["Claim", "claim_submission", "is_in_progress", "unresolved_claim"]
+__all__ = [
+    "Claim",
+    "claim_submission",
+    "count_claims",
+    "is_in_progress",
+    "unresolved_claim",
+]
 
 _FORGOTTEN_S = 600.0
 
@@ -30,28 +36,46 @@ class Claim:
     token: str
 
 
-def claim_submission(run: RunDirectory) -> Claim:
+def count_claims(run: RunDirectory) -> int:
+    """Give the number of the newest claim of a run; 0: there is none."""
+    numbers = (int(path.stem) for path in _claims(run).glob("[0-9]*.json"))
+    return max(numbers, default=0)
+
+
+def claim_submission(run: RunDirectory, seen: int | None = None) -> Claim:
     """Take the right to send the next job of a run.
 
+    Args:
+        run: the run.
+        seen: `count_claims` from before the look at the run that led here: what was
+            seen then holds only if nobody has claimed since.
+
     Raises:
-        UsageError: somebody else took it at the same moment.
+        UsageError: somebody else took it meanwhile.
     """
     parent = _claims(run)
     parent.mkdir(exist_ok=True)
-    numbers = [int(path.stem) for path in parent.glob("[0-9]*.json")]
-    path = parent / f"{max(numbers, default=0) + 1:04d}.json"
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-    except FileExistsError as error:
+    last = count_claims(run)
+    number = (last if seen is None else seen) + 1
+    path = parent / f"{number:04d}.json"
+    if last >= number or not _is_first(path):
         message = (
             f"{run.path}: somebody else sends a job for this run at this moment; see "
             "what becomes of it with clusterddp.status"
         )
-        raise UsageError(message) from error
+        raise UsageError(message)
     words = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
     write_json(path, {**words, "created": creation_time(os.getpid())})
     fsync_directory(parent)
     return Claim(path, _token(path))
+
+
+def _is_first(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return False
+    return True
 
 
 def unresolved_claim(run: RunDirectory) -> Claim | None:

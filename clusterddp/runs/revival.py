@@ -44,6 +44,7 @@ class Known:
         answered: whether squeue answered at all.
         is_alive: for a local run, whether its supervisor lives; None: cannot tell.
         in_progress: whether somebody is just sending a job for it.
+        claims: the number of the newest claim, from before all of this was looked at.
     """
 
     facts: Facts
@@ -52,6 +53,7 @@ class Known:
     answered: bool = True
     is_alive: bool | None = False
     in_progress: bool = False
+    claims: int = 0
 
 
 @dataclass(frozen=True)
