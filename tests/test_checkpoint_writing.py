@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -384,16 +385,23 @@ def test_a_background_save_changes_no_bits(tmp_path: Path) -> None:
     assert len(steps) > 3
 
 
+@contextmanager
+def mounted(path: Path) -> Iterator[Path]:
+    """Give a directory on a file system of 1 MiB."""
+    path.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    subprocess.run(mount, check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Give the checkpoints' directory of a run, on a file system of 1 MiB."""
-    path = tmp_path / "run" / "checkpoints"
-    path.mkdir(parents=True)
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=True
-    )
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    with mounted(tmp_path / "run" / "checkpoints") as path:
+        yield path
 
 
 def fill(path: Path, left: int) -> Path:
@@ -449,7 +457,7 @@ def build_filling(params: Mapping[str, Any]) -> Experiment:
 
     def on_log(step: int, _values: Mapping[str, float]) -> None:
         if step == 4:
-            fill(checkpoints, 4 << 10)
+            fill(checkpoints, int(params.get("spare", 4 << 10)))
         if step == params["until"]:
             (checkpoints / "ballast").unlink()
 
@@ -487,3 +495,17 @@ def test_a_disk_that_stays_full_ends_the_training(small_disk: Path) -> None:
     assert disk.verify(found[0])["step"] in {3, 4}
     (small_disk / "ballast").unlink()
     assert train(run, 2, build_noisy, settings("2 steps"), at=1) == [0, 0]
+
+
+@NEEDS_ROOT
+def test_training_goes_on_when_the_whole_run_is_on_the_full_disk(
+    tmp_path: Path,
+) -> None:
+    """Its log, progress and curves, too; every line of the metrics comes in the end."""
+    with mounted(tmp_path / "run") as run:
+        codes = train(run, 2, build_filling, settings("2 steps", until=8, spare=0))
+        assert codes == [0, 0]
+        found = disk.list_checkpoints(run / "checkpoints")
+        assert disk.verify(found[0])["step"] == 12
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [4, 6, 8, 12]

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import queue
 import shutil
 import sys
 import threading
@@ -71,7 +72,8 @@ class Result:
 
 def say(message: str) -> None:
     """Print a line for people."""
-    print(message, file=sys.stderr, flush=True)  # noqa: T201
+    with suppress(OSError):  # the log may lie on the same full disk
+        print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class CheckpointWriter:
@@ -100,25 +102,41 @@ class CheckpointWriter:
         self._rules = rules
         self._report = report
         self._done = done
+        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._idle = threading.Event()
+        self._idle.set()
         self._result: Result | None = None
         self._size = 0
         self._failures = 0
         self._tried = False
 
     def start(self, task: Task) -> None:
-        """Write in a thread; `wait` must have been called for the one before."""
+        """Write in a thread; `wait` must have been called for the one before.
+
+        The thread stays: starting one is a wait for it, and this one is for nothing.
+        """
         self._result = Result(task.step, "the writer ended without a word", fatal=True)
-        self._thread = threading.Thread(
-            target=self.write, args=(task,), name="checkpoint", daemon=True
-        )
-        self._thread.start()
+        self._idle.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._serve, name="checkpoint", daemon=True
+            )
+            self._thread.start()
+        self._tasks.put(task)
 
     def wait(self, timeout_s: float | None = None) -> Result | None:
         """Wait for the one in flight; give the last result, None without any."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        self._idle.wait(timeout_s)
         return self._result
+
+    def _serve(self) -> None:
+        while True:
+            task = self._tasks.get()
+            try:
+                self.write(task)
+            finally:
+                self._idle.set()
 
     def write(self, task: Task) -> Result:
         """Write at once, in this thread; whatever goes wrong is told, not raised."""

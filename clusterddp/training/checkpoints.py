@@ -1,5 +1,6 @@
 """Checkpoints: all ranks save one state together, and resume from one together."""
 
+import functools
 import hashlib
 import math
 import platform
@@ -273,6 +274,7 @@ class Checkpoints:
         self._report(f"{reason}; set aside as {aside.name}, trying the one before")
 
 
+@functools.cache  # it reads a file
 def _version() -> str:
     try:
         return metadata.version("clusterddp")

@@ -1,8 +1,6 @@
 """Metrics: sums per sample, reduced once per log point; a step stands there once."""
 
-import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +8,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from clusterddp.dist import World, reduce_sums
-from clusterddp.files import write_atomic
 from clusterddp.training.evaluation import WeightedSums
+from clusterddp.training.metric_files import MetricFiles, cut_lines
 from clusterddp.training.reduction import Reduced
 
 __all__ = ["MetricLog", "cut_lines", "reduce_mean"]
@@ -72,14 +69,9 @@ class MetricLog:
         self._world = world
         self._device = device
         self._sums = WeightedSums(device)
-        self._path = paths.metrics
-        self._board: SummaryWriter | None = None
+        self._files: MetricFiles | None = None
         if world.rank == 0:
-            cut_lines(paths.metrics, resume_step)
-            self._board = SummaryWriter(
-                str(paths.tensorboard),
-                purge_step=resume_step + 1 if resume_step else None,
-            )
+            self._files = MetricFiles(paths.metrics, paths.tensorboard, resume_step)
 
     def note(
         self,
@@ -123,25 +115,19 @@ class MetricLog:
             epoch: counted from 1.
             values: numbers by name.
         """
-        if self._board is None:
-            return
-        now = time.time()
-        line = {"step": step, "epoch": epoch, "time": round(now, 3), **values}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step, walltime=now)
+        if self._files is not None:
+            now = round(time.time(), 3)
+            line = {"step": step, "epoch": epoch, "time": now, **values}
+            self._files.write(step, line, values)
 
     def sync(self) -> None:
-        """Make all lines durable; a checkpoint must not know more than the log."""
-        if self._board is None or not self._path.exists():
-            return
-        descriptor = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        self._board.flush()
+        """Make all lines durable; a checkpoint must not know more than the log.
+
+        Raises:
+            OSError: some cannot be written.
+        """
+        if self._files is not None:
+            self._files.sync()
 
     def state(self) -> dict[str, object]:
         """Give this rank's sums since the last log point, as JSON."""
@@ -163,9 +149,8 @@ class MetricLog:
 
     def close(self) -> None:
         """Flush and close."""
-        self.sync()
-        if self._board is not None:
-            self._board.close()
+        if self._files is not None:
+            self._files.close()
 
     def _take(self, state: Mapping[str, object], *, keep: bool = True) -> None:
         sums, count = state["sums"], state["count"]
@@ -177,27 +162,3 @@ class MetricLog:
                 value if keep else 0.0, dtype=torch.float64, device=self._device
             )
             self._sums.sums[name] = self._sums.sums.get(name, total * 0) + total
-
-
-def cut_lines(path: Path, step: int) -> None:
-    """Keep the whole lines up to a step; what comes later will be written again.
-
-    A line that a killed process left unfinished goes too.
-    """
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    kept = b"".join(
-        line for line in data.splitlines(keepends=True) if _stays(line, step)
-    )
-    if kept != data:
-        write_atomic(path, kept)
-
-
-def _stays(line: bytes, step: int) -> bool:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return False
-    known = isinstance(value, dict) and isinstance(value.get("step"), int)
-    return known and value["step"] <= step and line.endswith(b"\n")

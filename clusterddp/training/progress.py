@@ -1,5 +1,6 @@
 """Progress: rank 0's word on where the training stands, for files and people."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -55,7 +56,7 @@ class Progress:
     def show(self, line: str) -> None:
         """Print where the training stands; a terminal's line is overwritten."""
         if self._live:
-            print(f"\r\x1b[2K{line}", end="", file=self._stream, flush=True)
+            self._print(f"\r\x1b[2K{line}", end="")
         else:
             self.say(line)
 
@@ -63,7 +64,12 @@ class Progress:
         """Print a line that stays."""
         if self._active:
             start = "\r\x1b[2K" if self._live else ""
-            print(f"{start}{line}", file=self._stream, flush=True)
+            self._print(f"{start}{line}")
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        # The log may lie on a disk that is full: no reason to end a training.
+        with contextlib.suppress(OSError):
+            print(text, end=end, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Write the last word and end the thread."""
@@ -87,7 +93,8 @@ class Progress:
             write_json(self._path, fields)
         except OSError as error:
             # A full disk must not end a training over its progress bar.
-            print(f"{self._path}: {error.strerror}", file=sys.stderr)  # noqa: T201
+            with contextlib.suppress(OSError):
+                print(f"{self._path}: {error.strerror}", file=sys.stderr)  # noqa: T201
 
 
 def render_step(
