@@ -30,7 +30,7 @@ from clusterddp.runs.directory import (
     new_id,
     point_latest,
 )
-from clusterddp.runs.holder import describe_owner
+from clusterddp.runs.holder import describe_owner, take_over
 from clusterddp.runs.snapshot import snapshot_path
 from clusterddp.runs.verdict import Failure
 from clusterddp.slurm.environment import job_address
@@ -88,6 +88,7 @@ def choose_run(job: Job, given: Path | None, environ: Mapping[str, str]) -> Seat
 
     Raises:
         UsageError: the directory holds the run of another job file.
+        LaunchError: somebody else holds the run, and is alive; it is named.
     """
     root = runs_root(job, None, environ)
     path = given.absolute() if given else root / job.name / _id(environ)
@@ -103,6 +104,7 @@ def choose_run(job: Job, given: Path | None, environ: Mapping[str, str]) -> Seat
             "name another directory with --run"
         )
         raise UsageError(message)
+    take_over(run, None)
     return Seat(run, claim_attempt(run, describe_owner(None, environ)))
 
 
