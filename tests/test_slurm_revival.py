@@ -64,7 +64,7 @@ def test_preempted_for_good_is_brought_back_and_a_cancelled_run_is_not(
     """`--all` where the site cancels what it preempts, before the ranks can save."""
     write_job(home, params={"sleep": 3}, checkpoint={"every": "1 epoch"})
     _, cancelled = submit(cluster, home)
-    assert "cancelled" in verb(cluster, home, "cancel", str(cancelled.path)).out
+    assert verb(cluster, home, "cancel", str(cancelled.path)).code == 0
     job_id, run = submit(cluster, home, "slurm.partition=cancel", step=1)
     cluster.run(["scontrol", "update", "PartitionName=cancel", "GraceTime=0"])
     try:
@@ -80,9 +80,8 @@ def test_preempted_for_good_is_brought_back_and_a_cancelled_run_is_not(
     assert done.code == 0, done.err
     second = str(events(run, "submitted")[1].values["job"])
     assert cluster.show_job(second)["Partition"] == "main"
-    done = verb(cluster, home, "cancel", str(run.path), "--now")
+    assert verb(cluster, home, "cancel", str(run.path), "--now").code == 0
     cluster.wait_job(second, {"CANCELLED"}, 60)
-    assert "cancelled" in done.out
 
 
 def test_cancel_lets_the_ranks_save_and_nothing_brings_the_run_back(

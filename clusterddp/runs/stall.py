@@ -14,9 +14,9 @@ class StallClock:
     """Counts the seconds since the last news of an attempt.
 
     While steps are finished the patience is `retry.stall_timeout`; with `auto` 5
-    minutes, or 20 of the slowest steps seen. At the start, in evaluations, saves and
-    after the last step, which take as long as they take, it is half an hour, or 10
-    times that.
+    minutes, or 20 of the slowest steps seen, and half an hour until two were. At the
+    start, in evaluations, saves and after the last step, which take as long as they
+    take, it is half an hour, or 10 times that.
     """
 
     def __init__(
@@ -66,6 +66,8 @@ class StallClock:
     def patience_s(self) -> float:
         """How long silence is taken for work, in seconds, as things stand."""
         patience = self._patience_s
+        if patience is None and not self._slowest_s:
+            return _GENEROUS_S  # one step may take longer than any guess
         if patience is None:
             patience = max(_AUTO_LEAST_S, _AUTO_STEPS * self._slowest_s)
         if self._seen is not None and self._seen[1] == "train":
