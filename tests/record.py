@@ -21,14 +21,23 @@ from clusterddp.runs.directory import RunDirectory
 from clusterddp.slurm.listing import ask_accounting, ask_queue
 from clusterddp.slurm.programs import Completed, run_program
 from tests.cluster import Cluster, ClusterParameters, start
-from tests.runs import ROOT, events, finish, step_of, wait_until, write_job
+from tests.runs import (
+    ROOT,
+    events,
+    finish,
+    kill,
+    rank_pids,
+    step_of,
+    wait_until,
+    write_job,
+)
 
 if TYPE_CHECKING:
     import subprocess
 
 RECORDED = ROOT / "tests" / "recorded"
 _SLOW = {"sleep": 0.25}
-_KEPT = {".json", ".jsonl", ".log", ".err", ".yaml", ".out", ".sh"}
+_KEPT = {".json", ".jsonl", ".log", ".err", ".yaml", ".out", ".sh", ".txt"}
 
 
 class Scene:
@@ -180,6 +189,54 @@ def time_limit(scene: Scene) -> RunDirectory:
     return run
 
 
+def stalled(scene: Scene) -> RunDirectory:
+    """SIGSTOP of rank 3: silent until the supervisor ends the step; no second try."""
+    fault = {"fault": "SIGSTOP", "rank": 3, "at": 7, "always": True}
+    retry = {"stall_timeout": "4s", "crashes": 0}
+    job_id, run = scene.submit("--nodes", "2", params=fault, retry=retry)
+    scene.end(job_id, "FAILED")
+    return run
+
+
+def out_of_memory(scene: Scene) -> RunDirectory:
+    """More memory than there is, before the first step."""
+    fault = {"fault": "memory", "at": 1, "always": True}
+    job_id, run = scene.submit(params=fault)
+    scene.end(job_id, "FAILED")
+    return run
+
+
+def lost_peer(scene: Scene) -> RunDirectory:
+    """The network of the second node goes away; the supervisor excludes it."""
+    job_id, run = scene.submit("--nodes", "2", params=_SLOW)
+    wait_until(lambda: step_of(run) >= 7)
+    owner = read_json(run.attempt(0).owner) or {}
+    others = [node for node in scene.cluster.nodes[:2] if node != owner["host"]]
+    scene.cluster.node_down(others[0])
+    wait_until(lambda: events(run, "attempt_ended"))
+    scene.end(job_id, "PENDING", "RUNNING")
+    return run
+
+
+def requeued(scene: Scene) -> RunDirectory:
+    """`scontrol requeue` by the user."""
+    job_id, run = scene.submit(params=_SLOW)
+    wait_until(lambda: step_of(run) >= 7)
+    scene.cluster.run(["scontrol", "requeue", job_id], user=scene.cluster.user)
+    wait_until(lambda: events(run, "attempt_ended"))
+    scene.end(job_id, "PENDING")
+    return run
+
+
+def signalled(scene: Scene) -> RunDirectory:
+    """A signal to one rank that nobody claims; the run goes on in its job."""
+    job_id, run = scene.submit(params=_SLOW)
+    wait_until(lambda: step_of(run) >= 7)
+    kill(rank_pids(run)[0], signal.SIGUSR1)
+    scene.end(job_id, "COMPLETED")
+    return run
+
+
 CASES: tuple[Callable[[Scene], RunDirectory], ...] = (
     finished,
     crash,
@@ -194,6 +251,11 @@ CASES: tuple[Callable[[Scene], RunDirectory], ...] = (
     interrupted,
     lost_node,
     time_limit,
+    stalled,
+    out_of_memory,
+    lost_peer,
+    requeued,
+    signalled,
 )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterddp.files import read_json
 from clusterddp.runs.blame import find_blame
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.facts import Facts
@@ -14,6 +15,7 @@ from clusterddp.runs.verdict import Ending, Verdict, read_summary, read_verdicts
 __all__ = ["AttemptEvidence", "reached_steps", "read_evidence", "read_last_lines"]
 
 _TAIL = 1 << 14
+_STACK_LINES = 14
 _FAILED = ("crash", "wrong job", "stalled", "out of memory", "node failure")
 
 
@@ -31,6 +33,7 @@ class AttemptEvidence:
         said: the last lines of srun or of the agent.
         output: the last lines of the rank to blame, or of rank 0.
         stacks: files with the stacks of ranks that hung.
+        stack: the name of one of them, and its last lines: the outermost calls.
     """
 
     attempt: AttemptDirectory
@@ -42,6 +45,7 @@ class AttemptEvidence:
     said: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
+    stack: tuple[str, ...] = ()
 
     @property
     def cause(self) -> str | None:
@@ -74,6 +78,7 @@ def read_evidence(facts: Facts, number: int) -> AttemptEvidence:
         said,
         read_last_lines(attempt.rank_log(0 if rank is None else rank)),
         tuple(_stacks(attempt)),
+        _first_stack(attempt, rank),
     )
 
 
@@ -82,6 +87,26 @@ def _stacks(attempt: AttemptDirectory) -> Iterator[str]:
     for path in sorted((attempt.path / "stacks").glob("*")):
         if path.is_file() and path.stat().st_size:
             yield path.name
+
+
+def _silent(attempt: AttemptDirectory) -> tuple[int, str] | None:
+    """Give the first rank, and its node, that could not write its own stack."""
+    for path in sorted((attempt.path / "stacks").glob("silent-*.json")):
+        told = read_json(path) or {}
+        rank = path.stem.partition("-")[2]
+        if rank.isdigit():
+            return int(rank), str(told.get("host", "a node"))
+    return None
+
+
+def _first_stack(attempt: AttemptDirectory, rank: int | None) -> tuple[str, ...]:
+    """Give the stack of the rank to blame; of a silent one that of who waited."""
+    names = [f"rank-{rank:04d}.txt"] if rank is not None else []
+    for name in [*names, "rank-0000.txt"]:
+        lines = read_last_lines(attempt.path / "stacks" / name, _STACK_LINES)
+        if lines:
+            return name, *lines
+    return ()
 
 
 def _blame(
@@ -93,15 +118,25 @@ def _blame(
     is_failure = values.get("cause") in _FAILED
     if not is_failure and not any(one.failure for one in verdicts):
         return None, ""
+    if values.get("cause") == "node failure":
+        return None, _name_lost(values.get("lost"))
     code = values.get("code")
     ending = Ending(
         code if isinstance(code, int) else 0,
         verdicts,
         read_summary(attempt),
+        is_stalled=values.get("cause") == "stalled",
+        silent=_silent(attempt),
         said="\n".join(said),
     )
     blame = find_blame(ending)
     return blame.rank, " ".join(blame.text.replace("\n  at ", ", at ").split())
+
+
+def _name_lost(nodes: object) -> str:
+    """Name the nodes that are gone; the ranks that died of it are not to blame."""
+    names = ", ".join(map(str, nodes)) if isinstance(nodes, list) else ""
+    return f"{names} no longer answered" if names else ""
 
 
 def _find(events: Sequence[Event], kind: str, number: int) -> Event | None:

@@ -84,22 +84,21 @@ def _history(facts: Facts) -> str:
 
 
 def _attempt_evidence(one: AttemptEvidence) -> Iterator[tuple[str, str]]:
-    if one.blame:
-        yield "first", one.blame
-    if one.traceback:
-        yield "traceback", _tail(one.traceback.splitlines())
-    if signals := _signals(one):
-        yield "signals", signals
-    if one.stacks:
-        place = one.attempt.path / "stacks"
-        yield "stacks", f"{place}: {', '.join(one.stacks)}"
-    if one.said:
-        yield "launcher", "\n".join(one.said)
-    if one.blame and not one.traceback and one.output:
-        yield "last lines", _tail(one.output)
-    if one.rank is not None:
-        yield "log", str(one.attempt.rank_log(one.rank))
-    yield "supervisor", str(one.attempt.log)
+    place = one.attempt.path / "stacks"
+    is_silent = bool(one.blame) and not one.traceback
+    log = "" if one.rank is None else str(one.attempt.rank_log(one.rank))
+    found = (
+        ("first", one.blame),
+        ("traceback", _tail(one.traceback.splitlines())),
+        ("signals", _signals(one)),
+        ("stacks", f"{place}: {', '.join(one.stacks)}" if one.stacks else ""),
+        ("stack", "\n".join(one.stack) if one.cause == "stalled" else ""),
+        ("launcher", "\n".join(one.said)),
+        ("last lines", _tail(one.output) if is_silent else ""),
+        ("log", log),
+        ("supervisor", str(one.attempt.log)),
+    )
+    yield from ((label, text) for label, text in found if text)
 
 
 def _signals(one: AttemptEvidence) -> str:

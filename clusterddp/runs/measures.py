@@ -164,10 +164,16 @@ def _queued(events: Sequence[Event], start: Event) -> float:
 
 
 def _end(events: Sequence[Event]) -> float | None:
-    """Give when the run ended; None while it goes on."""
+    """Give when the run ended; None while it goes on.
+
+    A supervisor stops, too, when somebody has requeued its job: that is no end.
+    """
+    ended: float | None = None
     for event in reversed(events):
-        if event.kind in _LAST_WORDS:
-            return event.time
         if event.kind in ("submitted", "attempt_started"):
+            return ended
+        if event.values.get("cause") == "requeued":
             return None
-    return None
+        if event.kind in _LAST_WORDS and ended is None:
+            ended = event.time
+    return ended

@@ -1,0 +1,17 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --comment='clusterddp toy/20261130-200049-5444 #0001'
+#SBATCH --cpus-per-task=1
+#SBATCH --job-name=toy
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/ada/runs/toy/20261130-200049-5444/submitit/%j_0_log.out
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --time=10
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec /shared/venv/bin/python -u -m submitit.core._submit /shared/ada/runs/toy/20261130-200049-5444/submitit
