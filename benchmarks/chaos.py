@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterddp.files import read_json
+from clusterddp.processes import is_same_process
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.facts import read_facts
 from clusterddp.runs.history import newest_checkpoint
 from clusterddp.runs.measures import measure_ettr
+from clusterddp.slurm.hostlist import expand_hostlist
 from tests.cluster import Cluster, ClusterParameters
 from tests.cluster import start as start_cluster
 from tests.cluster import stop as stop_cluster
@@ -64,13 +66,15 @@ class Report:
         return sum(map(len, self.lost.values()))
 
 
-def _a_rank(scene: Scene) -> int:
-    wait_until(lambda: rank_pids(scene.run), DEADLINE_S)
-    return scene.luck.choice(rank_pids(scene.run))
-
-
 def _signal(number: int) -> Callable[[Scene], None]:
-    return lambda scene: kill(_a_rank(scene), number)
+    def strike(scene: Scene) -> None:
+        run = scene.run
+        wait_until(lambda: rank_pids(run) or events(run, "finished"), DEADLINE_S)
+        pids = rank_pids(run)
+        if pids:
+            kill(scene.luck.choice(pids), number)
+
+    return strike
 
 
 def _preempt(scene: Scene) -> None:
@@ -91,10 +95,10 @@ def _suspend(scene: Scene) -> None:
 
 def _lose_node(scene: Scene) -> None:
     before = len(scene.run.list_attempts())
-    node = scene.cluster.show_job(scene.job).get("BatchHost", "")
-    if scene.luck.random() < 0.5:
-        others = [n for n in scene.cluster.nodes if n != node]
-        node = scene.luck.choice(others)
+    listed = scene.cluster.show_job(scene.job).get("NodeList", "(null)")
+    if listed == "(null)":
+        return
+    node = scene.luck.choice(expand_hostlist(listed))
     scene.cluster.node_down(node)
     end = time.monotonic() + 40
     while len(scene.run.list_attempts()) == before and time.monotonic() < end:
@@ -104,7 +108,10 @@ def _lose_node(scene: Scene) -> None:
 
 def _kill_supervisor(scene: Scene) -> None:
     owner = read_json(scene.run.list_attempts()[-1].owner) or {}
-    kill(int(str(owner["pid"])))
+    pid = int(str(owner["pid"]))
+    if not is_same_process(pid, float(str(owner["created"]))):
+        return
+    kill(pid)
     scene.cluster.wait_job(scene.job, {"FAILED", "COMPLETED"}, DEADLINE_S)
     wait_until(lambda: not rank_pids(scene.run), DEADLINE_S)
     verb(scene.cluster, scene.home, "resubmit", "--all")
