@@ -1,6 +1,7 @@
 """Run ranks as real processes, quickly: forked from a process that knows torch."""
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -107,6 +108,9 @@ def _fork(body: Callable[[], object], environ: Mapping[str, str]) -> tuple[int, 
         os.close(send)
         return pid, receive
     try:
+        # A store that an earlier test left as garbage must not be collected here: it
+        # would join a thread that only the parent has, and end this process.
+        gc.freeze()
         os.close(receive)
         clear_launch_variables()
         os.environ.update(environ)
