@@ -51,6 +51,7 @@ from clusterddp.runs.verdict import (
     write_summary,
     write_verdict,
 )
+from clusterddp.slurm.remaining import seconds_left
 from clusterddp.terminal import talk_to_stderr
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class _Rank:
         from clusterddp.training.randomness import seed_all
 
         torch.set_num_threads(job.threads)
-        with StopSignal() as stop:
+        with StopSignal(lambda: seconds_left(os.environ, time.time)) as stop:
             world = init_dist(
                 self._given.launcher,
                 job.dist_params.backend,

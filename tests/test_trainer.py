@@ -191,6 +191,45 @@ def test_a_save_is_a_place_to_stop(tmp_path: Path) -> None:
     assert newest(tmp_path).name == "step-00000004"
 
 
+def test_too_little_time_for_a_save(tmp_path: Path) -> None:
+    """The snapshot before is what stays, and the end is the same in bits."""
+    chosen = settings(stop_at=9, time_left=0.0)
+    assert set(finish(tmp_path, 2, build_noisy, chosen)) == {ranks.STOPPED}
+    assert newest(tmp_path).name == "step-00000005"
+    log = (tmp_path / "attempts" / "0000" / "rank-0.log").read_text()
+    assert "0 s left, too few for a save" in log
+    assert set(finish(tmp_path, 2, build_noisy, chosen, at=1)) == {0}
+    assert final_state(tmp_path) == straight(tmp_path / "straight", 2, settings())
+
+
+def test_enough_time_for_a_save(tmp_path: Path) -> None:
+    """It is made, as ever."""
+    chosen = settings(stop_at=9, time_left=1000.0)
+    assert set(finish(tmp_path, 2, build_noisy, chosen)) == {ranks.STOPPED}
+    assert newest(tmp_path).name > "step-00000005"
+
+
+def build_logging(params: Mapping[str, Any]) -> Experiment:
+    """Give the noisy experiment; log points go to a file with the run's id."""
+
+    def on_log(step: int, values: Mapping[str, float], *, run_id: str) -> None:
+        with (params["run"] / "told").open("a") as file:
+            file.write(f"{run_id} {step} {'loss' in values}\n")
+
+    return replace(build_noisy(params), on_log=on_log)
+
+
+def test_log_points_are_told_with_the_run(tmp_path: Path) -> None:
+    """Which is the same after a stop, so that a curve goes on."""
+    run = tmp_path / "the-run"
+    finish(run, 2, build_logging, settings(stop_at=9))
+    finish(run, 2, build_logging, settings(), at=1)
+    told = [line.split() for line in (run / "told").read_text().splitlines()]
+    assert {name for name, _, _ in told} == {"the-run"}
+    assert sorted({int(step) for _, step, _ in told}) == [4, 6, 8, 12, 16, 18]
+    assert all(has_loss == "True" for _, _, has_loss in told)
+
+
 class Recorder(Dataset[Tensor]):
     """Rows that write down, per process, which ones were asked for."""
 

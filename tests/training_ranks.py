@@ -197,10 +197,11 @@ def train(
     run: Path, attempt: int, directory: Path, build: Build, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Train as train.py does; leaves with 75 when stopped."""
-    stop = StopSignal()
+    job = Job(name="test", **settings)
+    left: Any = job.params.get("time_left")
+    stop = StopSignal(lambda: left)
     stop.install()
     mark(directory, "ready")
-    job = Job(name="test", **settings)
     world = init_dist(timeout=timedelta(seconds=60))
     mark(directory, "joined")
     torch.manual_seed(job.train.seed)

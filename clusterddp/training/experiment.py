@@ -1,5 +1,6 @@
 """The experiment: what is trained, on which data, by which rule."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from clusterddp.errors import UsageError
 
-__all__ = ["Experiment", "LossFunction"]
+__all__ = ["Experiment", "LossFunction", "wants_run_id"]
 
 # What a batch is, only the user's dataset and collate function know: Any.
 LossFunction: TypeAlias = Callable[
@@ -45,7 +46,8 @@ class Experiment:
         evaluate: `(model, batch)` -> scalars, means over the samples of the
             batch, without gradients and on the bare model in eval mode. When
             None, `loss` is evaluated.
-        on_log: `(step, values)`, called on rank 0 at every log point.
+        on_log: `(step, values)`, called on rank 0 at every log point. If it has a
+            parameter `run_id`, it gets the run's, which a resumed run keeps.
 
     Raises:
         UsageError: a field is of the wrong kind; the message names it.
@@ -59,7 +61,7 @@ class Experiment:
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     evaluate: EvaluateFunction | None = None
-    on_log: Callable[[int, Mapping[str, float]], None] | None = None
+    on_log: Callable[..., None] | None = None
     weight: Callable[[Any], float | Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -87,6 +89,12 @@ _FUNCTIONS = {
     "on_log": "(step, values) -> None",
     "weight": "(batch) -> number",
 }
+
+
+def wants_run_id(experiment: Experiment) -> bool:
+    """Say whether `on_log` has a parameter of that name."""
+    on_log = experiment.on_log
+    return on_log is not None and "run_id" in inspect.signature(on_log).parameters
 
 
 def _check_model(model: object) -> None:

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
 from clusterddp.files import write_atomic
@@ -115,7 +116,8 @@ class MetricFiles:
             self._board = SummaryWriter(str(self._tensorboard))
         # One event for all values: 60 us a point, where add_scalar takes 100 a value.
         values = [Summary.Value(tag=n, simple_value=v) for n, v in curves.items()]
-        self._board.file_writer.add_summary(Summary(value=values), step)
+        writer: Any = self._board.file_writer  # there since __init__, torch says None
+        writer.add_summary(Summary(value=values), step)
 
 
 def _say(message: str) -> None:

@@ -78,7 +78,8 @@ class Schedule:
 
     def is_log_next(self, at: Standing, span: Span) -> bool:
         """Whether a log point is due after the step of this global batch."""
-        return self.is_log_due(Standing(at.step + 1, at.position + span.total))
+        is_edge = span.start + span.total == self.sampler.size
+        return is_edge or (at.step + 1) % self._job.log.every == 0
 
     def is_save_due(self, at: Standing) -> bool:
         """Whether a checkpoint is due."""

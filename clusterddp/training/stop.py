@@ -67,7 +67,14 @@ class StopSignal:
             stop.disconnect()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, time_left: Callable[[], float | None] = lambda: None) -> None:
+        """Note nothing yet.
+
+        Args:
+            time_left: gives the seconds until this process is ended from outside;
+                None where nobody knows. Asked on rank 0, once, when all have stopped.
+        """
+        self.time_left = time_left
         self.received: int | None = None
         """The first stop signal that this rank itself received."""
         self._requested = threading.Event()

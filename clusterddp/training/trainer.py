@@ -8,13 +8,13 @@ from datetime import timedelta
 from itertools import count
 
 from clusterddp.config.schema import Job
-from clusterddp.dist import World, default_store, note_step
+from clusterddp.dist import World, broadcast_json, default_store, note_step
 from clusterddp.errors import CheckpointError
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.training.checkpoint_writer import Result
 from clusterddp.training.checkpoints import Checkpoints, Loaded, Saved, Snapshot
 from clusterddp.training.equipment import Equipment
-from clusterddp.training.experiment import Experiment
+from clusterddp.training.experiment import Experiment, wants_run_id
 from clusterddp.training.preflight import check_size
 from clusterddp.training.progress import render_evaluation, render_step
 from clusterddp.training.randomness import read_state
@@ -93,7 +93,9 @@ class Trainer:
         self._rules, self._init_from = job.checkpoint, job.init_from
         self._clock = SaveClock(job.checkpoint.every.seconds, world)
         self._at = Standing()
+        self._for_log = {"run_id": run.id} if wants_run_id(experiment) else {}
         self._saved: Standing | None = None
+        self._save_s = 0.0
 
     @property
     def step(self) -> int:
@@ -194,7 +196,7 @@ class Trainer:
         values.update(tools.monitor.values(), **gpu_memory(tools.device))
         tools.metrics.write(step, self._schedule.epoch(self._at), values)
         if self._experiment.on_log is not None and self._world.rank == 0:
-            self._experiment.on_log(step, values)
+            self._experiment.on_log(step, values, **self._for_log)
 
     def _learner_values(self) -> dict[str, float]:
         learner = self._equipment.learner
@@ -261,12 +263,15 @@ class Trainer:
     def _note_result(self, result: Result) -> None:
         """Tell what is durable now, on rank 0; its writer thread calls this."""
         if result.error is None:
+            self._save_s = max(self._save_s, result.seconds)
             self._equipment.progress.update(checkpoint=result.step)
         elif result.fatal:
             self._stop.request()  # all leave together; `_leave` says why
 
     def _leave(self) -> None:
         """Save what is not saved yet; nobody leaves before that is durable."""
+        if self._saved is not None and self._is_late():
+            self._at = copy.copy(self._saved)
         if self._saved == self._at and self._checkpoints.finish().error is None:
             return
         saved = self._save(wait=True)
@@ -275,6 +280,23 @@ class Trainer:
                 f"{saved.error}; make room, then start again: the run goes on from "
                 "its newest checkpoint"
             )
+
+    def _is_late(self) -> bool:
+        """Whether the job would end before another save does; rank 0's word.
+
+        Then the newest snapshot is made durable instead: a few steps are done again,
+        where a save cut off in the middle would lose as many and be no use.
+        """
+        if self._schedule.is_finished(self._at) or self._saved == self._at:
+            return False
+        left = self._stop.time_left() if self._world.rank == 0 else None
+        is_late = broadcast_json(left is not None and left < self._save_s)
+        if is_late:
+            self._equipment.progress.say(
+                f"step {self._at.step}: {left or 0:.0f} s left, too few for a save of "
+                f"{self._save_s:.0f} s; leaving with the one before"
+            )
+        return is_late
 
     def _part(self) -> None:
         """Let rank 0, which holds the store, be the last to return."""
