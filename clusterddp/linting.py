@@ -13,6 +13,7 @@ from pathlib import Path
 from clusterddp.config import Job, load_job, runs_root
 from clusterddp.config.lint import Advice, Site, lint_job
 from clusterddp.errors import SlurmError
+from clusterddp.slurm.patience import is_transient
 from clusterddp.slurm.programs import Runner, run_program
 
 __all__ = ["lint", "read_site", "render_advice"]
@@ -82,8 +83,8 @@ def _ask_sbatch(job: Job, path: Path) -> str | None:
         script.write(shown.stdout.partition("\n# /")[0])
         script.flush()
         done = run_program(["sbatch", "--test-only", script.name])
-    lines = done.err.strip().splitlines()
-    if done.code == 0 or not lines:
+    # A controller that cannot be asked refuses nothing: only its own verdict counts.
+    refused = re.findall(r"(?:allocation failure|sbatch: error): (.+)", done.err)
+    if done.code == 0 or not refused or is_transient(done.err):
         return None
-    said = lines[-1].removeprefix("allocation failure: ")
-    return f"sbatch --test-only refuses it: {said}; change slurm: accordingly"
+    return f"sbatch --test-only refuses it: {refused[-1]}; change slurm: accordingly"

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from clusterddp.tables import brief_number, brief_seconds
 from clusterddp.why import main as why
 from clusterddp.why import render_explanation
 from tests.replay import CASES, Replay, replay
-from tests.runs import ROOT
+from tests.runs import ROOT, finish, start
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -235,6 +236,19 @@ def test_status_at_the_terminal(
     assert status([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["state"] == "failed"
     assert status([*words, "nobody"]) == 2
+
+
+def test_watch_shows_it_again_until_ctrl_c(tmp_path: Path) -> None:
+    """Piped: one table after the other; 130 and no traceback at the end."""
+    replay("crash", tmp_path)
+    words = ("clusterddp.status", "--runs", str(tmp_path / "runs"), "--watch", "1")
+    process = start(words, tmp_path)
+    assert process.stdout is not None
+    seen = [process.stdout.readline().split()[0] for _ in range(3)]
+    assert seen[0] == seen[2] == "RUN"
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert (done.code, "Traceback" in done.err) == (130, False)
 
 
 def test_why_at_the_terminal(
