@@ -54,6 +54,15 @@ def test_text(case: str, tmp_path: Path) -> None:
     check_golden(f"report/{case}.txt", render_report(summary))
 
 
+def test_signals_and_drills_end_no_phase(tmp_path: Path) -> None:
+    """What happens to an attempt without an end does not cut it short."""
+    found = replay("killed_supervisor", tmp_path)
+    before = review(found.run, found.now, found.program).spans[0]
+    line = {"time": before.started + 0.5, "event": "drill", "what": "preempt"}
+    (found.run.events / "login-x-1.jsonl").write_text(json.dumps(line) + "\n")
+    assert review(found.run, found.now, found.program).spans[0] == before
+
+
 class _Reader(HTMLParser):
     """Takes note of tags that never close, and of everything that loads something."""
 

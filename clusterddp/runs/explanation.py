@@ -66,7 +66,7 @@ def _opening(case: Case) -> str:
     job = f"job {status.job_id}"
     tries = _count(case)
     texts = {
-        "finished": f"{run} has finished: step {status.step} is done and saved{tries}.",
+        "finished": f"{run} has finished{_last_step(status)}{tries}.",
         "running": f"{run} is running ({status.detail}){tries}.",
         "pending": f"{run} is waiting in Slurm's queue as {job}: {_waiting(status)}.",
         "stopped": f"{run} has stopped ({status.detail}) and can go on{tries}.",
@@ -76,6 +76,11 @@ def _opening(case: Case) -> str:
         f"{status.detail}.",
     }
     return texts[status.state]
+
+
+def _last_step(status: Status) -> str:
+    """A script of the user's own tells of no steps."""
+    return f": step {status.step} is done and saved" if status.step else ""
 
 
 def _count(case: Case) -> str:

@@ -8,6 +8,11 @@ from clusterddp.runs.ledger import Event
 
 __all__ = ["Span", "measure_ettr", "measure_spans"]
 
+_TURNS = (
+    *("submitted", "attempt_started", "attempt_ended", "restart", "requeue"),
+    *("successor", "stopped", "finished", "needs_resubmit"),
+)
+"""What ends a phase of a run; signals, drills and wishes in between do not."""
 _LAST_WORDS = ("finished", "stopped", "needs_resubmit")
 
 
@@ -150,15 +155,15 @@ def _broken_off(events: Sequence[Event], start: Event, over: float) -> float:
     later = (
         event.time
         for event in events
-        if event.time > start.time and event.kind != "ranks_started"
+        if event.time > start.time and event.kind in _TURNS
     )
     return next(later, over)
 
 
 def _queued(events: Sequence[Event], start: Event) -> float:
     """Give the wait before an attempt: since the submission, or the last decision."""
-    before = [event for event in events if event.time < start.time]
-    if not before or before[-1].kind in ("ranks_started", "attempt_started"):
+    before = [one for one in events if one.time < start.time and one.kind in _TURNS]
+    if not before or before[-1].kind == "attempt_started":
         return 0.0
     return start.time - before[-1].time
 
