@@ -13,6 +13,8 @@ from pathlib import Path
 from clusterddp.config import Job, load_job, runs_root
 from clusterddp.config.lint import Advice, Site, lint_job
 from clusterddp.errors import SlurmError
+from clusterddp.runs.finding import list_named
+from clusterddp.runs.saves import advise, read_experience
 from clusterddp.slurm.patience import is_transient
 from clusterddp.slurm.programs import Runner, run_program
 
@@ -30,6 +32,7 @@ def lint(path: Path, *, as_json: bool) -> int:
     """
     job = load_job(path)
     found = lint_job(job, read_site(runs_root(job, None, os.environ)))
+    found += _advise_saves(job)
     refusal = _ask_sbatch(job, path)
     if refusal:
         found.append(Advice("CD009", "slurm", refusal))
@@ -38,6 +41,14 @@ def lint(path: Path, *, as_json: bool) -> int:
     else:
         sys.stdout.write(render_advice(path, found))
     return SlurmError.exit_code if refusal else 0
+
+
+def _advise_saves(job: Job) -> list[Advice]:
+    """Look at what earlier runs of the same name went through."""
+    root = runs_root(job, None, os.environ)
+    seen = read_experience(list_named(root, job.name))
+    text = None if seen is None else advise(job.checkpoint.every, seen)
+    return [] if text is None else [Advice("CD010", "checkpoint.every", text)]
 
 
 def render_advice(path: Path, found: Sequence[Advice]) -> str:
