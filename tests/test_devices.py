@@ -3,11 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from clusterddp.dist import World, devices
+from clusterddp.dist import World, devices, init
 from clusterddp.dist.devices import choose_device, choose_index
 from clusterddp.dist.world import world_from_environment
 from clusterddp.errors import LaunchError
@@ -145,3 +148,30 @@ def test_no_module_writes_cuda_visible_devices() -> None:
         text = path.read_text()
         assert f'environ["{CVD}"] =' not in text, path
         assert f'"{CVD}":' not in text, path
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "given"),
+    [
+        ("nccl", "2.13.0", True),
+        ("cpu:gloo,cuda:nccl", "2.7.1", True),
+        ("nccl", "2.7.0+cu126", False),
+        ("other", "2.13.0", False),
+    ],
+)
+def test_torch_is_told_the_device_where_that_is_safe(
+    backend: str, version: str, *, given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL then fails at once, not at the first barrier; 2.7.0 hangs with it."""
+    told: dict[str, object] = {}
+    current: list[object] = []
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda _, **options: told.update(options)
+    )
+    chosen = torch.device("cuda", 1)
+    init._form_group(WORLD, backend, chosen, timedelta(seconds=9), {})  # noqa: SLF001
+    assert current == [chosen]
+    assert told.get("device_id") == (chosen if given else None)
+    assert told["timeout"] == timedelta(seconds=9)
