@@ -6,7 +6,6 @@ attempt ended, and decides. It never imports torch.
 """
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -25,26 +24,23 @@ from clusterddp.launch.requeue import Leave, note_cancelled
 from clusterddp.launch.step import local_command, probe_command, step_command
 from clusterddp.launch.watch import Watch
 from clusterddp.processes import creation_time
-from clusterddp.runs.blame import find_blame
 from clusterddp.runs.changes import read_run_job
-from clusterddp.runs.decision import FAILURES, Action, Decision, Place, decide
+from clusterddp.runs.decision import Action, Decision, Place, decide
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory, claim_attempt
 from clusterddp.runs.history import (
     is_cancel_requested,
     is_finished,
-    newest_checkpoint,
     read_past,
 )
 from clusterddp.runs.holder import describe_owner, take_over
 from clusterddp.runs.ledger import Ledger
-from clusterddp.runs.verdict import Cause, Ending, Past, classify
+from clusterddp.runs.telling import explain, remember, to_event
+from clusterddp.runs.verdict import Cause, Ending, classify
 from clusterddp.slurm.allocation import Allocation, current_allocation
 from clusterddp.terminal import run_verb, talk_to, talk_to_stderr
 
 __all__ = ["in_job", "main", "supervise"]
 
-_LOG = logging.getLogger("clusterddp")
-_BLAMED = (*FAILURES, Cause.WRONG_JOB, Cause.OUT_OF_MEMORY)
 _STOP_SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -128,10 +124,10 @@ class _Supervisor:
             ledger.add("attempt_started", **owner, **self._describe(attempt))
             ending = self._watch(attempt, ledger)
             cause = classify(ending, self._job.slurm.signal_delay)
-            past = [*read_past(self._run), _remember(cause, ending, self._run)]
-            ledger.add("attempt_ended", **_to_event(attempt, ending, past[-1]))
+            past = [*read_past(self._run), remember(cause, ending, self._run)]
+            ledger.add("attempt_ended", **to_event(attempt, ending, past[-1]))
             decision = decide(past, self._job.retry, self._place(ending))
-            _explain(attempt, cause, ending, decision)
+            explain(attempt, cause, ending, decision)
             return self._act(decision, ending, ledger)
 
     def _describe(self, attempt: AttemptDirectory) -> dict[str, object]:
@@ -251,46 +247,6 @@ def _find_allocation(run: RunDirectory, job: Job) -> Allocation | None:
         )
         raise LaunchError(message)
     return allocation
-
-
-def _remember(cause: Cause, ending: Ending, run: RunDirectory) -> Past:
-    saved = newest_checkpoint(run)
-    if cause not in _BLAMED:
-        return Past(cause, saved, lost=ending.lost_nodes)
-    blame = find_blame(ending)
-    return Past(cause, saved, blame.key, blame.host)
-
-
-def _to_event(
-    attempt: AttemptDirectory, ending: Ending, past: Past
-) -> dict[str, object]:
-    return {
-        "attempt": attempt.number,
-        "cause": past.cause.value,
-        "code": ending.code,
-        "checkpoint": past.checkpoint,
-        "failure": past.failure,
-        "host": past.host,
-        "lost": list(past.lost),
-        "step": ending.summary.step if ending.summary else None,
-    }
-
-
-def _explain(
-    attempt: AttemptDirectory, cause: Cause, ending: Ending, decision: Decision
-) -> None:
-    if cause in _BLAMED:
-        blame = find_blame(ending)
-        log = attempt.path if blame.rank is None else attempt.rank_log(blame.rank)
-        _LOG.error("%s\n  see %s", blame.text, log)
-    _LOG.log(
-        logging.INFO if decision.exit_code == 0 else logging.WARNING,
-        "attempt %d: %s -> %s: %s",
-        attempt.number,
-        cause.value,
-        decision.action.value,
-        decision.reason,
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
