@@ -31,6 +31,8 @@ def failure(message: str) -> Failure:
     return Failure("RuntimeError", message, "user.py:3 in loss", "Traceback ...")
 
 
+OOM = Cause.OUT_OF_MEMORY
+NO_MEMORY = Failure("OutOfMemoryError", "CUDA out of memory.", "user.py:3", "...")
 WRONG = (verdict(0, "wrong job"), verdict(1, "wrong job"))
 
 
@@ -50,6 +52,21 @@ WRONG = (verdict(0, "wrong job"), verdict(1, "wrong job"))
         (Ending(75, summary=HALT, seconds_left=80.0), Cause.TIME_LIMIT),
         (Ending(75, summary=HALT, seconds_left=149.0), Cause.TIME_LIMIT),
         (Ending(143, seconds_left=-1.0), Cause.TIME_LIMIT),
+        (Ending(140, seconds_left=80.0), Cause.TIME_LIMIT),
+        (Ending(140, seconds_left=3000.0), Cause.CRASH),
+        (Ending(None, is_requeued=True), Cause.REQUEUED),
+        (Ending(None, is_requeued=True, lost_nodes=("n2",)), Cause.NODE_FAILURE),
+        (Ending(137, never_started=True), Cause.NODE_FAILURE),
+        (Ending(137, lost_nodes=("n2",), is_cancelled=True), Cause.CANCELLED),
+        (Ending(137, is_stalled=True), Cause.STALLED),
+        (Ending(137, is_stalled=True, is_preempted=True), Cause.PREEMPTED),
+        (Ending(137, was_suspended=True), Cause.SUSPENDED),
+        (Ending(1, said="srun: error: n1: task 0: Out Of Memory"), OOM),
+        (
+            Ending(1, said="srun: error: n1: task 0: Out Of Memory", has_progress=True),
+            Cause.CRASH,
+        ),
+        (Ending(1, verdicts=(verdict(0, failure=NO_MEMORY),)), OOM),
         (Ending(75, summary=HALT, seconds_left=3000.0), Cause.SIGNALLED),
         (Ending(75, summary=HALT), Cause.SIGNALLED),
         (Ending(1, verdicts=WRONG), Cause.WRONG_JOB),

@@ -6,6 +6,7 @@ rank killed gives 143: measured on Slurm 22.05), so the ranks write files.
 
 import enum
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -182,10 +183,11 @@ def _is(summary: Summary | None, cause: str) -> bool:
 def _is_at_the_limit(ending: Ending, signal_delay_s: float) -> bool:
     # Slurm sends the signal up to 60 s early (sbatch(1), --signal).
     left = ending.seconds_left
-    is_near = left is not None and left <= signal_delay_s + 60.0
-    return is_near and (
-        (left is not None and left <= 0) or _is(ending.summary, "stopped")
-    )
+    if left is None or left > signal_delay_s + 60.0:
+        return False
+    # A rank that was just starting had no handler yet, and died of the signal.
+    died_of_it = ending.code in (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
+    return left <= 0 or died_of_it or _is(ending.summary, "stopped")
 
 
 def _is_node_failure(ending: Ending) -> bool:
