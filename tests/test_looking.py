@@ -145,6 +145,21 @@ def test_job_that_somebody_requeued_is_not_stopped(
     assert look(found).state == word
 
 
+def test_run_that_could_not_be_requeued_needs_resubmit(tmp_path: Path) -> None:
+    """The last word is the requeue that failed, not the one that was meant."""
+    found = replay("preempted", tmp_path)
+    word = {"event": "needs_resubmit", "reason": "scontrol requeue: refused", "code": 4}
+    with (found.run.events / "attempt-0000.jsonl").open("a") as file:
+        file.write(json.dumps({"time": found.now, **word}) + "\n")
+    found.said.update(squeue="", sacct="17|PREEMPTED|1|2|n1|0:0\n")
+    assert (look(found).state, look(found).detail) == (
+        "stopped",
+        "preempted; needs resubmit",
+    )
+    told = examine(found.run, found.now, found.program).paragraph
+    assert "could not bring it back: scontrol requeue: refused" in told
+
+
 def test_unknown_slurm_state_is_unknown(tmp_path: Path) -> None:
     """A state that a newer Slurm invents."""
     found = replay("running", tmp_path)

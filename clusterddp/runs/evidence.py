@@ -147,15 +147,14 @@ def _find(events: Sequence[Event], kind: str, number: int) -> Event | None:
 
 
 def _decision(events: Sequence[Event], ended: Event | None) -> Event | None:
-    """Give the event with a reason that follows an attempt's end."""
-    if ended is None:
-        return None
-    for event in events[events.index(ended) + 1 :]:
+    """Give the last event with a reason between an attempt's end and what follows."""
+    found: Event | None = None
+    later = events[events.index(ended) + 1 :] if ended is not None else ()
+    for event in later:
         if event.kind in ("attempt_started", "submitted"):
-            return None
-        if "reason" in event.values:
-            return event
-    return None
+            break
+        found = event if "reason" in event.values else found
+    return found
 
 
 def reached_steps(run: RunDirectory) -> dict[int, int]:

@@ -36,6 +36,14 @@ _ADVICE = {
     "time limit": "A larger slurm.time or retry.timeouts lets it go further",
     "preempted": "retry.preemptions is used up",
 }
+_DEEDS = {
+    "restart": "started it again",
+    "requeue": "requeued the job",
+    "successor": "sent a further job",
+    "needs_resubmit": "could not bring it back",
+    "stopped": "stopped",
+    "finished": "left",
+}
 _KILLED = (
     "A rank that is killed from outside usually met the kernel's out-of-memory killer: "
     "see `sacct -j {job} -o JobID,State,MaxRSS`, or the node's dmesg"
@@ -124,9 +132,8 @@ def _ended(one: AttemptEvidence) -> str:
     text = f"Attempt {one.attempt.number} ended as {cause}: {one.blame or meaning}."
     if one.decision is None:
         return text
-    what = one.decision.kind.replace("_", " ")
-    verb = {"restart": "started it again", "requeue": "requeued the job"}.get(what)
-    verb = verb or {"stopped": "stopped", "finished": "left"}.get(what, f"said {what}")
+    kind = one.decision.kind
+    verb = _DEEDS.get(kind, f"said {kind.replace('_', ' ')}")
     reason = str(one.decision.values["reason"]).rstrip(".")
     return f"{text} The supervisor {verb}: {reason}."
 

@@ -27,6 +27,9 @@ STATES = ("running", "pending", "stopped", "failed", "died", "finished", "unknow
 """All words for a state; `died` is: over, and its supervisor could not say why."""
 
 
+_LAST_WORDS = ("finished", "stopped")
+
+
 @dataclass(frozen=True)
 class Status:
     """Where a run stands; None is "not known" everywhere.
@@ -86,9 +89,7 @@ class Status:
 
 def exit_code(facts: Facts) -> int | None:
     """Give the code that the run ended with, by its ledger; None while it goes on."""
-    word = facts.last(
-        *("finished", "stopped", "needs_resubmit", "attempt_started", "submitted")
-    )
+    word = facts.last(*_LAST_WORDS, "needs_resubmit", "attempt_started", "submitted")
     code = None if word is None else word.values.get("code")
     return code if isinstance(code, int) else None
 
@@ -155,15 +156,23 @@ def _judge(
     if job is not None and _is_back(facts, job):
         return _judge_job(facts, job)
     if code is not None:
-        ended = facts.last("attempt_ended")
-        cause = str(ended.values.get("cause")) if ended else "before the first attempt"
-        return ("stopped" if code == EXIT_STOPPED else "failed"), cause
+        return _judge_end(facts, code)
     if job is not None:
         return _judge_job(facts, job)
     if facts.job_id is not None:
         forgot = f"Slurm does not know job {facts.job_id} any more"
         return "unknown", forgot if answered else "Slurm does not answer"
     return _judge_local(facts, alive=alive)
+
+
+def _judge_end(facts: Facts, code: int) -> tuple[str, str]:
+    """Say how the run ended, by its supervisor's last word."""
+    ended = facts.last("attempt_ended")
+    cause = str(ended.values.get("cause")) if ended else "before the first attempt"
+    word = facts.last(*_LAST_WORDS, "needs_resubmit")
+    if word is not None and word.kind == "needs_resubmit":
+        return "stopped", f"{cause}; needs resubmit"
+    return ("stopped" if code == EXIT_STOPPED else "failed"), cause
 
 
 def _is_back(facts: Facts, job: ListedJob) -> bool:
