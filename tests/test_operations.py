@@ -33,7 +33,7 @@ def stuck(work: object, absent: int = 1) -> Outcome:
         model = DistributedDataParallel(nn.Linear(2, 1))
         note_step(7)
         if world.rank == absent:
-            time.sleep(30)
+            time.sleep(120)
         work(model)  # type: ignore[operator]
         return None
 
@@ -72,7 +72,7 @@ def test_stuck_collective_ends_in_time_and_names_operation_and_step(
     assert outcome.error.startswith(f"CollectiveError: {name} at step 7: ")
     assert "did not come within the timeout" in outcome.error
     assert "raise dist_params.timeout" in outcome.error
-    assert outcome.seconds < 20
+    assert outcome.seconds < 60
 
 
 def test_lost_rank_is_named_as_such_and_stays_an_echo() -> None:
