@@ -14,7 +14,7 @@ from tests.cluster import Cluster
 from tests.runs import ROOT, finish, write_job
 from tests.test_slurm_runs import start
 
-TRAPS = {
+TRAPS: dict[str, tuple[dict[str, object], Site, str]] = {
     "CD001": ({"slurm": {"time": "3m"}}, Site(), "expected less than half of it"),
     "CD002": ({}, Site(kill_wait_s=5), "found KillWait=5 in slurm.conf"),
     "CD003": ({"slurm": {"extra": {"gpus-per-task": 1}}}, Site(), "one device only"),
