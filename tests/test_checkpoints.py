@@ -1,10 +1,8 @@
 """Checkpoints: whole or not there, verified, the newest good one, by one writer."""
 
 import json
-import random
 import resource
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -331,38 +329,6 @@ def test_a_checkpoint_that_cannot_be_deleted_is_reported(
     monkeypatch.setattr(disk, "discard", refuse)
     assert save(target, 3).error is None
     assert "step-00000001: not deleted: Permission denied" in bench.reports[0]
-
-
-def save_for_ever(run: Path, attempt: int, directory: Path) -> None:
-    world = init_dist("none")
-    target = Checkpoints(RunDirectory(run), world, attempt=attempt, rules=Rules(keep=2))
-    loaded = target.load()
-    ranks.mark(directory, "saving")
-    step = 0 if loaded is None else loaded.step
-    while True:
-        step += 1
-        target.save(snapshot(step, size=300_000), {})
-
-
-def test_kill_9_during_saves_leaves_a_valid_newest(tmp_path: Path) -> None:
-    """At 20 random times; nothing that is published ever fails to verify."""
-    run = RunDirectory(tmp_path)
-    source = random.Random(0)
-    half_written = 0
-    for attempt in range(20):
-        directory = run.attempt(attempt).path
-        started = ranks.start(1, directory, save_for_ever, tmp_path, attempt, directory)
-        started.wait_for("saving")
-        time.sleep(source.uniform(0, 0.1))
-        started.processes[0].kill()
-        assert started.wait() == [-9], started.output()
-        found = disk.list_checkpoints(run.checkpoints)
-        for path in found:
-            disk.verify(path)
-        half_written += any(".tmp-" in p.name for p in run.checkpoints.iterdir())
-    assert disk.list_checkpoints(run.checkpoints)
-    assert half_written > 5, "the kills did not hit the writes"
-    assert not [p for p in run.checkpoints.iterdir() if p.suffix == ".bad"]
 
 
 def load_with_blind_rank(world: World, run: Path, elsewhere: Path) -> str:

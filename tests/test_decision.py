@@ -142,3 +142,12 @@ def test_a_lost_node_is_excluded_unless_spares_are_left() -> None:
     assert (decision.action, decision.exclude) == (Action.REQUEUE, ("n2",))
     spared = decide(past, Retry(), Place(on_slurm=True, has_spares=True))
     assert (spared.action, spared.exclude) == (Action.RESTART, ("n2",))
+
+
+@pytest.mark.parametrize("crashes", [1, 3])
+def test_a_run_that_cannot_save_ends_with_the_code_of_checkpoints(crashes: int) -> None:
+    """Whether it has failed so twice or as often as is allowed."""
+    failure = "CheckpointError at checkpoints.py:9 in save"
+    past = [Past(Cause.CRASH, 5, failure), Past(Cause.CRASH, 5, failure)]
+    decision = decide(past, Retry(crashes=crashes), Place(on_slurm=False))
+    assert (decision.action, decision.exit_code) == (Action.STOP, 5)

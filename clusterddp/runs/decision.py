@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterddp.config.schema import Retry
-from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, UsageError
+from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, CheckpointError, UsageError
 from clusterddp.runs.verdict import Cause, Past
 
 __all__ = ["FAILURES", "Action", "Decision", "Place", "decide"]
@@ -72,7 +72,7 @@ def _after_failure(past: Sequence[Past], policy: Retry, place: Place) -> Decisio
     if times > policy.crashes:
         allowed = f"retry.crashes allows {policy.crashes}"
         reason = f"{last.cause.value} {times}, and {allowed}"
-        return Decision(Action.STOP, reason, EXIT_BUG)
+        return Decision(Action.STOP, reason, _code_of(last))
     again = _same_failure_before(past)
     if again is not None:
         return _after_same_failure(last, again, place)
@@ -105,7 +105,13 @@ def _after_same_failure(last: Past, before: Past, place: Place) -> Decision:
         f"{last.failure} twice{where} and no newer checkpoint between: it would fail "
         "for ever"
     )
-    return Decision(Action.STOP, reason, EXIT_BUG)
+    return Decision(Action.STOP, reason, _code_of(last))
+
+
+def _code_of(last: Past) -> int:
+    """Let who submitted tell by the code that checkpoints, not the code, failed."""
+    is_checkpoint = (last.failure or "").startswith(f"{CheckpointError.__name__} ")
+    return CheckpointError.exit_code if is_checkpoint else EXIT_BUG
 
 
 def _count_blame(past: Sequence[Past]) -> int:
