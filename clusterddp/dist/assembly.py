@@ -55,16 +55,7 @@ def assemble(
         RendezvousError: the ranks did not meet; it names those missing.
     """
     variables: Variables = {}
-    meeting: Meeting | None = None
-    if world.launcher == "pytorch":
-        base, master = _env_store(terms.timeout), os.environ["MASTER_ADDR"]
-    elif world.world_size == 1:
-        base, master = HashStore(), LOOPBACK
-    else:
-        generation, ports = terms.generation, terms.ports
-        place = meeting_place(os.environ, world.num_nodes, generation, ports)
-        meeting = meet(place, world.rank, world.world_size, terms.timeout)
-        base, master = meeting.store, meeting.address
+    base, master, meeting = _open_store(world, terms)
     try:
         if world.world_size > 1:
             me = _introduce(world, backend, device, master)
@@ -77,6 +68,17 @@ def assemble(
     if world.launcher == "slurm":
         variables |= _usual_variables(world, master, meeting.port if meeting else 0)
     return base, variables
+
+
+def _open_store(world: World, terms: Terms) -> tuple[Store, str, Meeting | None]:
+    if world.launcher == "pytorch":
+        return _env_store(terms.timeout), os.environ["MASTER_ADDR"], None
+    if world.world_size == 1:
+        return HashStore(), LOOPBACK, None
+    generation, ports = terms.generation, terms.ports
+    place = meeting_place(os.environ, world.num_nodes, generation, ports)
+    meeting = meet(place, world.rank, world.world_size, terms.timeout)
+    return meeting.store, meeting.address, meeting
 
 
 def _call_roll(base: Store, me: Arrival, launcher: str, terms: Terms) -> list[Arrival]:

@@ -83,21 +83,8 @@ def init_dist(
     world = world_from_environment(name, os.environ)
     if backend == "auto":
         backend = "nccl" if torch.cuda.device_count() else "gloo"
-    device = choose_device(backend, world, os.environ)
-    check_interface_names(os.environ, list(psutil.net_if_addrs()))
-    suffix = f".{number}" if (number := next(_generations)) else ""
-    terms = Terms(patience, number, ports)
-    base, variables = assemble(world, backend, device, terms)
-    base.set_timeout(limit)
-    exports = Exports()
-    try:
-        exports.put({**variables, **prepare_nccl(backend, os.environ)})
-        group = PrefixStore(f"default_pg{suffix}", base)
-        _form_group(world, backend, device, limit, {**kwargs, "store": group})
-    except BaseException:
-        exports.restore()
-        raise
-    open_session(Session(world, base, f"clusterddp{suffix}", device, exports, limit))
+    terms = Terms(patience, next(_generations), ports)
+    open_session(_meet_and_form(world, backend, terms, limit, kwargs))
     _warn_of_threads(world)
     return world
 
@@ -148,6 +135,29 @@ def _refuse_second_group() -> None:
             "init_dist once, or shutdown() before the next time"
         )
         raise LaunchError(message)
+
+
+def _meet_and_form(
+    world: World,
+    backend: str,
+    terms: Terms,
+    limit: timedelta,
+    options: Mapping[str, object],
+) -> Session:
+    device = choose_device(backend, world, os.environ)
+    check_interface_names(os.environ, list(psutil.net_if_addrs()))
+    suffix = f".{terms.generation}" if terms.generation else ""
+    base, variables = assemble(world, backend, device, terms)
+    base.set_timeout(limit)
+    exports = Exports()
+    try:
+        exports.put({**variables, **prepare_nccl(backend, os.environ)})
+        group = PrefixStore(f"default_pg{suffix}", base)
+        _form_group(world, backend, device, limit, {**options, "store": group})
+    except BaseException:
+        exports.restore()
+        raise
+    return Session(world, base, f"clusterddp{suffix}", device, exports, limit)
 
 
 def _warn_of_threads(world: World) -> None:

@@ -89,6 +89,11 @@ def _stale(scene: Scene) -> Iterator[Problem]:
             "the step, other libraries may not",
             f"unset {' '.join(truth)} before srun",
         )
+
+
+def _stale_store(scene: Scene) -> Iterator[Problem]:
+    if scene.world.launcher != "slurm" or not _is_step(scene.environ):
+        return
     if scene.get("TORCHELASTIC_USE_AGENT_STORE"):
         yield Problem(
             "stale-agent-store",
@@ -222,6 +227,7 @@ _TRAPS: tuple[Callable[[Scene], Iterator[Problem]], ...] = (
     _shell,
     _alone_in_step,
     _stale,
+    _stale_store,
     _address,
     _directory,
     _job_differs,

@@ -201,15 +201,20 @@ def _stale(environ: Mapping[str, str]) -> str:
     return ", ".join(found)
 
 
+def _refuse_plain_start(environ: Mapping[str, str]) -> None:
+    if any(environ.get(name) for name in _TORCHRUN):
+        return
+    message = (
+        f"launcher pytorch: {', '.join(_TORCHRUN)} are not set, expected torchrun "
+        "to have started this process; start it with `torchrun --nproc-per-node N "
+        "...` (or `python -m torch.distributed.run`), or choose the launcher slurm "
+        "(under srun) or none (one process)"
+    )
+    raise WorldError(message)
+
+
 def _pytorch_world(environ: Mapping[str, str]) -> World:
-    if not any(environ.get(name) for name in _TORCHRUN):
-        message = (
-            f"launcher pytorch: {', '.join(_TORCHRUN)} are not set, expected torchrun "
-            "to have started this process; start it with `torchrun --nproc-per-node N "
-            "...` (or `python -m torch.distributed.run`), or choose the launcher slurm "
-            "(under srun) or none (one process)"
-        )
-        raise WorldError(message)
+    _refuse_plain_start(environ)
     require(environ, _TORCHRUN)
     world_size = integer(environ, "WORLD_SIZE", least=1)
     # torch takes RANK=-1 without a word, and then no rank hosts the store.
