@@ -509,3 +509,27 @@ def test_training_goes_on_when_the_whole_run_is_on_the_full_disk(
         assert disk.verify(found[0])["step"] == 12
         lines = (run / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == [4, 6, 8, 12]
+
+
+def build_failing_once(params: Mapping[str, Any]) -> Experiment:
+    """Give the noisy experiment; the save of step 8 fails."""
+    write = disk.write_files
+
+    def failing(target: Path, contents: Mapping[str, object], fields: Any) -> int:  # noqa: ANN401
+        if fields["step"] == 8:
+            raise OSError(5, "Input/output error")
+        return write(target, contents, fields)
+
+    disk.write_files = failing
+    return build_noisy(params)
+
+
+def test_no_time_left_and_the_last_save_failed(tmp_path: Path) -> None:
+    """Weights of a later step must not be saved as those of the step before."""
+    chosen = settings("4 steps", stop_at=9, time_left=0.0)
+    codes = train(tmp_path, 2, build_failing_once, chosen)
+    output = (tmp_path / "output").read_text()
+    assert codes == [1, 1], output
+    assert output.count("step-00000008: not saved: Input/output error; make room") == 2
+    found = disk.list_checkpoints(tmp_path / "checkpoints")
+    assert [disk.verify(path)["step"] for path in found] == [4]

@@ -152,7 +152,7 @@ class Trainer:
         for loss, weight, values in learned.losses:
             tools.metrics.note(loss, weight if learned.made else 0, values)
         if want_norm and learned.norm is not None:
-            self._at.grad_norm = float(learned.norm)
+            self._at.grad_norm = float(learned.norm) if learned.made else None
         self._at.position += span.total
         self._at.step += 1
         tools.pace.note(started, fetched, learned.ready, span.total)
@@ -241,8 +241,7 @@ class Trainer:
     def _save(self, *, wait: bool) -> Saved:
         """Have this step saved; returns when it is copied or, waiting, durable."""
         tools = self._equipment
-        if wait:
-            tools.progress.update(phase="save")
+        tools.progress.update(phase="save")
         shared = {**asdict(self._at), "samples": self._schedule.sampler.size}
         local = {
             "random": read_state(tools.device),
@@ -270,11 +269,15 @@ class Trainer:
 
     def _leave(self) -> None:
         """Save what is not saved yet; nobody leaves before that is durable."""
+        self._equipment.progress.update(phase="save")
         if self._saved is not None and self._is_late():
+            # The weights are those of a later step: nothing more can be saved here.
             self._at = copy.copy(self._saved)
-        if self._saved == self._at and self._checkpoints.finish().error is None:
-            return
-        saved = self._save(wait=True)
+            self._require(self._checkpoints.finish())
+        elif self._saved != self._at or self._checkpoints.finish().error is not None:
+            self._require(self._save(wait=True))
+
+    def _require(self, saved: Saved) -> None:
         if saved.error is not None:
             raise CheckpointError(
                 f"{saved.error}; make room, then start again: the run goes on from "
