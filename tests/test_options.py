@@ -56,12 +56,15 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"ddp": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}}, {}),
     ({"ddp": {"find_unused_parameters": True}}, {"unused": True}),
     ({"ddp": {"comm_hook": "fp16"}, "clip_grad_norm": 1.0}, {}),
-    ({"compile": "eager"}, {}),
     ({"precision": "fp16"}, {"fused": True}),
 ]
 
 
-@pytest.mark.parametrize(("train", "params"), OPTIONS, ids=str)
+# Compiling takes seconds in each of nine processes.
+LONG = pytest.param({"compile": "eager"}, {}, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("train", "params"), [*OPTIONS, LONG], ids=str)
 def test_an_option_leaves_a_resumed_run_exact(
     tmp_path: Path, train: dict[str, Any], params: dict[str, Any]
 ) -> None:

@@ -33,7 +33,7 @@ EPOCHS = 3
 STEPS = 18  # 130 samples in batches of 24: 6 a epoch, the last one of 10
 
 
-def settings(workers: int = 0, /, **params: float | list[str]) -> dict[str, Any]:
+def settings(workers: int = 0, /, **params: float | str | list[str]) -> dict[str, Any]:
     return {
         "params": {"sleep": 0.01, **params},
         "train": {"epochs": EPOCHS, "global_batch_size": 24, "workers": workers},
@@ -440,6 +440,40 @@ def test_a_killed_rank_is_noticed_at_once_in_spite_of_workers(tmp_path: Path) ->
     killed = time.monotonic()
     assert started.wait() == [1, -9]
     assert time.monotonic() - killed < 3
+
+
+def build_leaving(params: Mapping[str, Any]) -> Experiment:
+    """Give the noisy experiment; one rank leaves without a word, or raises."""
+    experiment = build_noisy(params)
+    calls = iter(range(1000))
+
+    def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        if model.training and next(calls) == 6 and params["rank"] == params["victim"]:
+            if params["how"] == "exit":
+                os._exit(3)
+            message = "the only one"
+            raise ValueError(message)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    return replace(experiment, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "victim", "how"),
+    [(2, 0, "exit"), (3, 2, "exit"), (2, 1, "raise"), (4, 0, "raise")],
+)
+def test_a_rank_that_leaves_takes_the_others_along(
+    tmp_path: Path, world_size: int, victim: int, how: str
+) -> None:
+    """Long before the timeout of collectives, a minute here; nobody saves."""
+    chosen = settings(victim=victim, how=how)
+    started = ranks.start_training(tmp_path, 0, world_size, build_leaving, chosen)
+    codes = started.wait(30)
+    assert codes[victim] == (3 if how == "exit" else 1)
+    assert {code for rank, code in enumerate(codes) if rank != victim} == {1}
+    assert not (tmp_path / "checkpoints" / "step-00000005").exists()
+    if how == "raise":
+        assert "ValueError: the only one" in started.output(victim)
 
 
 def test_progress_and_lines(tmp_path: Path) -> None:
