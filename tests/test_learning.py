@@ -295,7 +295,7 @@ def test_the_average_is_what_its_formula_says() -> None:
     """Hand-written in float64; the weights come back after a look at the average."""
     model = nn.Linear(1, 1, bias=False)
     average = WeightAverage(model, 0.5)
-    expected = float(model.weight)
+    expected = model.weight.item()
     for count, value in enumerate((1.0, 2.0, 4.0, 8.0), start=1):
         with torch.no_grad():
             model.weight.fill_(value)
@@ -303,8 +303,8 @@ def test_the_average_is_what_its_formula_says() -> None:
         decay = min(0.5, (1 + count) / (10 + count))
         expected = decay * expected + (1 - decay) * value
     with average.in_place():
-        assert math.isclose(float(model.weight), expected, rel_tol=1e-6)
-    assert float(model.weight) == 8.0
+        assert math.isclose(model.weight.item(), expected, rel_tol=1e-6)
+    assert model.weight.item() == 8.0
     assert average.state()["count"] == 4
 
 

@@ -355,10 +355,6 @@ def _draw_unseeded(self: SeededBatches, key: SampleKey) -> object:
     return self.data[key.sample]
 
 
-def _count_as_if_whole(_self: Learner, _weights: object, _total: int) -> int:
-    return 24
-
-
 def _nothing(*_: object) -> None:
     return None
 
@@ -372,7 +368,6 @@ _NAIVE: dict[str, tuple[type, str, Callable[..., object]]] = {
     "scale": (Precision, "load", _nothing),
     "average": (WeightAverage, "load", _nothing),
     "skips": (NumberGuard, "load", _nothing),
-    "true divisor": (Learner, "_sum_of_weights", _count_as_if_whole),
 }
 
 
