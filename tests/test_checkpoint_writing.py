@@ -512,11 +512,12 @@ def test_training_goes_on_when_the_whole_run_is_on_the_full_disk(
 
 
 def build_failing_once(params: Mapping[str, Any]) -> Experiment:
-    """Give the noisy experiment; the save of step 8 fails."""
-    write = disk.write_files
+    """Give the noisy experiment; the first save of step 8 fails."""
+    write, failed = disk.write_files, set[object]()
 
     def failing(target: Path, contents: Mapping[str, object], fields: Any) -> int:  # noqa: ANN401
-        if fields["step"] == 8:
+        if fields["step"] == 8 and not failed:
+            failed.add(8)
             raise OSError(5, "Input/output error")
         return write(target, contents, fields)
 
@@ -526,7 +527,7 @@ def build_failing_once(params: Mapping[str, Any]) -> Experiment:
 
 def test_no_time_left_and_the_last_save_failed(tmp_path: Path) -> None:
     """Weights of a later step must not be saved as those of the step before."""
-    chosen = settings("4 steps", stop_at=9, time_left=0.0)
+    chosen = settings("4 steps", stop_at=10, time_left=0.0)
     codes = train(tmp_path, 2, build_failing_once, chosen)
     output = (tmp_path / "output").read_text()
     assert codes == [1, 1], output
