@@ -67,11 +67,23 @@ class Report:
         return sum(map(len, self.lost.values()))
 
 
+def _ranks(run: RunDirectory) -> list[int]:
+    """Give the ranks' pids without srun's, which has their words in its own."""
+    return [pid for pid in rank_pids(run) if _name(pid) != "srun"]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "srun"
+
+
 def _signal(number: int) -> Callable[[Scene], None]:
     def strike(scene: Scene) -> None:
         run = scene.run
-        wait_until(lambda: rank_pids(run) or events(run, "finished"), DEADLINE_S)
-        pids = rank_pids(run)
+        wait_until(lambda: _ranks(run) or events(run, "finished"), DEADLINE_S)
+        pids = _ranks(run)
         if pids:
             kill(scene.luck.choice(pids), number)
 
