@@ -35,7 +35,13 @@ def _parser() -> argparse.ArgumentParser:
         "\nexit codes: 0 done, 2 usage, 4 Slurm refused one, 75 as of a local run",
     )
     add = parser.add_argument
-    add("words", metavar="RUN|key=value", nargs="*", help="run, or slurm.*=, retry.*=")
+    add(
+        "words",
+        metavar="RUN|key=value",
+        nargs="*",
+        default=[],
+        help="run, or slurm.*=, retry.*=",
+    )
     add("--all", action="store_true", help="all runs below the root")
     add("--state", metavar="KINDS", help="preempted,node_fail,timeout,failed (all)")
     add("--nodes", type=int, metavar="N", help="slurm.nodes")

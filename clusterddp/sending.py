@@ -219,6 +219,9 @@ def _print(run: RunDirectory, job_id: str | None, *, as_json: bool) -> None:
 
 def _say_where_to_look(run: RunDirectory, code: int) -> None:
     _LOG.info("%s", _say_how_it_ended(run, code))
+    if code == UsageError.exit_code:
+        _LOG.info("mend the job file or the code, then submit it again")
+        return
     _LOG.info("checkpoints  %s", run.checkpoints)
     _LOG.info("metrics      %s", run.metrics)
     _LOG.info("curves       tensorboard --logdir %s", run.tensorboard)

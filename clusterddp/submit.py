@@ -37,7 +37,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("job", metavar="JOB.yaml", type=Path, help="the job file")
-    add("overrides", metavar="key=value", nargs="*", help="e.g. train.epochs=3")
+    add(
+        "overrides",
+        metavar="key=value",
+        nargs="*",
+        default=[],
+        help="e.g. train.epochs=3",
+    )
     add("--nodes", type=int, metavar="N", help="slurm.nodes")
     add("--tasks-per-node", type=int, metavar="N", help="ranks on each node")
     add("--launcher", choices=["slurm", "pytorch", "none"], help="starts the ranks")

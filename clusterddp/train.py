@@ -85,7 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("target", metavar="JOB.yaml|RUN_DIR", type=Path, help="what to train")
-    add("overrides", metavar="key=value", nargs="*", help="e.g. train.epochs=3")
+    add(
+        "overrides",
+        metavar="key=value",
+        nargs="*",
+        default=[],
+        help="e.g. train.epochs=3",
+    )
     add("--launcher", choices=["slurm", "pytorch", "none"], help="what started me")
     add("--run", type=Path, metavar="DIR", help="the run directory to use or make")
     return parser

@@ -95,3 +95,21 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     assert process.stderr.read() == ""
     assert process.wait(60) == 0
     process.stderr.close()
+
+
+def test_no_words_at_all(tmp_path: Path) -> None:
+    """Only what is required is asked for."""
+    done = submit(tmp_path)
+    assert done.code == 2
+    assert done.err.endswith("the following arguments are required: JOB.yaml\n")
+
+
+def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+    """A mistyped module: what to do about it, and no offer to go on."""
+    write_job(tmp_path, experiment="no_such.module:build")
+    done = submit(tmp_path, "job.yaml", "--launcher", "none")
+    assert done.code == 2, done.err
+    assert "found no module no_such on the import path" in done.err
+    assert "as in no_such/module.py:build" in done.err
+    assert "mend the job file or the code, then submit it again" in done.err
+    assert "Traceback" not in done.err

@@ -117,15 +117,15 @@ def build_experiment(job: Job, run: RunDirectory) -> "Experiment":
     """Import the function that `experiment:` names, from the snapshot, and call it.
 
     Raises:
-        UsageError: the module has no such function.
-        ImportError: the module cannot be imported.
+        UsageError: there is no such module, or it has no such function.
+        ImportError: the module is there, but something that it imports is not.
     """
     reference = parse_reference(job.experiment or "")
     if reference.is_file:
         path = snapshot_path(job, run, Path(reference.target))
         module = _import_file(path)
     else:
-        module = importlib.import_module(reference.target)
+        module = _import_module(reference.target)
     builder = getattr(module, reference.attribute, None)
     if not callable(builder):
         message = (
@@ -135,6 +135,21 @@ def build_experiment(job: Job, run: RunDirectory) -> "Experiment":
         raise UsageError(message)
     experiment: Experiment = builder(job.params)
     return experiment
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name != missing and not name.startswith(f"{missing}."):
+            raise  # the user's module is there; what it imports is not
+        message = (
+            f"experiment {name}: found no module {missing} on the import path, "
+            f"expected one; install it, put its directory on PYTHONPATH, or name the "
+            f"file, as in {name.replace('.', '/')}.py:build"
+        )
+        raise UsageError(message) from error
 
 
 def _import_file(path: Path) -> ModuleType:
