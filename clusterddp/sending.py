@@ -30,6 +30,7 @@ from clusterddp.launch.admission import (
     refuse_twin,
     refuse_unseen_python,
 )
+from clusterddp.runs.claims import next_token
 from clusterddp.runs.directory import RunDirectory, create_run, new_id, point_latest
 from clusterddp.runs.finding import find_run
 from clusterddp.runs.ledger import Ledger
@@ -141,7 +142,9 @@ def _show(job: Job, run: RunDirectory, after: str | None) -> int:
     if job.where == "slurm":
         from clusterddp.launch.submission import render_script
 
-        sys.stdout.write(render_script(job, run, sys.executable, after))
+        sys.stdout.write(
+            render_script(job, run, sys.executable, next_token(run), after)
+        )
     sys.stdout.write(f"\n# {run.job_file}\n{render_job(job)}")
     return 0
 

@@ -39,7 +39,11 @@ _NO_SBATCH = (
 
 
 def render_script(
-    job: Job, run: RunDirectory, python: str, after: str | None = None
+    job: Job,
+    run: RunDirectory,
+    python: str,
+    token: str = "",
+    after: str | None = None,
 ) -> str:
     """Give the sbatch script that `send` would hand to Slurm; pure.
 
@@ -47,13 +51,14 @@ def render_script(
         job: the job.
         run: where the run's directory is, or would be.
         python: the interpreter of the supervisor.
+        token: what the job's comment ends with.
         after: sbatch's --dependency.
     """
     command = (
         f"{_exec(python)} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
     )
     return _make_sbatch_string(
-        command, run.submitit, **_parameters(job, run, after=after)
+        command, run.submitit, **_parameters(job, run, token, after)
     )
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "claim_submission",
     "count_claims",
     "is_in_progress",
+    "next_token",
     "unresolved_claim",
 ]
 
@@ -42,6 +43,11 @@ def count_claims(run: RunDirectory) -> int:
     return max(numbers, default=0)
 
 
+def next_token(run: RunDirectory) -> str:
+    """Give what the comment of the run's next job would carry; nothing is claimed."""
+    return _token(_claim(run, count_claims(run) + 1))
+
+
 def claim_submission(run: RunDirectory, seen: int | None = None) -> Claim:
     """Take the right to send the next job of a run.
 
@@ -57,7 +63,7 @@ def claim_submission(run: RunDirectory, seen: int | None = None) -> Claim:
     parent.mkdir(exist_ok=True)
     last = count_claims(run)
     number = (last if seen is None else seen) + 1
-    path = parent / f"{number:04d}.json"
+    path = _claim(run, number)
     if last >= number or not _is_first(path):
         message = (
             f"{run.path}: somebody else sends a job for this run at this moment; see "
@@ -107,6 +113,10 @@ def is_in_progress(claim: Claim) -> bool:
 
 def _claims(run: RunDirectory) -> Path:
     return run.path / "submissions"
+
+
+def _claim(run: RunDirectory, number: int) -> Path:
+    return _claims(run) / f"{number:04d}.json"
 
 
 def _token(path: Path) -> str:
