@@ -372,7 +372,7 @@ def test_a_background_save_changes_no_bits(tmp_path: Path) -> None:
     for name, every, background in (
         ("background", "3 steps", True),
         ("waiting", "3 steps", False),
-        ("clock", ["0.05s", "1 epoch"], True),
+        ("clock", ["0.01s", "1 epoch"], True),
     ):
         chosen = settings(every)
         chosen["checkpoint"]["background"] = background
@@ -382,7 +382,7 @@ def test_a_background_save_changes_no_bits(tmp_path: Path) -> None:
     log = (tmp_path / "clock" / "attempts" / "0000" / "checkpoints.jsonl").read_text()
     steps = [json.loads(line)["step"] for line in log.splitlines()]
     assert steps == sorted(set(steps))
-    assert len(steps) > 3
+    assert set(steps) > {6, 12}, "not at the epochs' edges alone"
 
 
 @contextmanager

@@ -38,6 +38,7 @@ def causes(run: RunDirectory) -> list[object]:
     return [event.values["cause"] for event in events(run, "attempt_ended")]
 
 
+@pytest.mark.long
 def test_hung_rank_is_described_ended_and_the_run_goes_on(
     tmp_path: Path, undisturbed: str
 ) -> None:
@@ -126,6 +127,7 @@ def test_words_that_cannot_be_meant(
     assert text in done.err
 
 
+@pytest.mark.long
 def test_drill_strikes_a_rank_and_tells_the_cost(
     tmp_path: Path, undisturbed: str
 ) -> None:

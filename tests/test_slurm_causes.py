@@ -126,6 +126,7 @@ def test_scancel_during_a_preemption_wins(cluster: Cluster, home: Path) -> None:
     assert not events(run, "needs_resubmit")
 
 
+@pytest.mark.long
 def test_suspended_job_goes_on_and_no_timer_misfires(
     cluster: Cluster, home: Path, undisturbed: str
 ) -> None:
@@ -174,6 +175,7 @@ def test_controller_restarted_in_the_middle(
     assert digest(run) == undisturbed
 
 
+@pytest.mark.long
 def test_spare_node_takes_over_in_the_same_job(
     cluster: Cluster, home: Path, undisturbed: str
 ) -> None:

@@ -105,6 +105,7 @@ def test_cancel_lets_the_ranks_save_and_nothing_brings_the_run_back(
     assert digest(run) == undisturbed
 
 
+@pytest.mark.long
 def test_cancel_during_a_preemption_and_of_a_waiting_job(
     cluster: Cluster, home: Path
 ) -> None:

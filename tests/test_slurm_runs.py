@@ -205,6 +205,7 @@ def test_killed_rank_is_restarted_inside_the_allocation(
     assert digest(run) == undisturbed
 
 
+@pytest.mark.long
 def test_killed_supervisor_can_be_started_again(
     cluster: Cluster, home: Path, undisturbed: str
 ) -> None:
@@ -253,6 +254,7 @@ def test_refused_submission_leaves_nothing(cluster: Cluster, home: Path) -> None
     assert not list((home / "runs").glob("toy/*"))
 
 
+@pytest.mark.long
 def test_finished_run_is_not_trained_again(cluster: Cluster, home: Path) -> None:
     """A finished run that is started again exits 0 at once."""
     write_job(home)
