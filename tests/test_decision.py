@@ -100,6 +100,9 @@ def test_the_same_failure_on_two_nodes_stops_the_run() -> None:
     decision = decide(past, Retry(), Place(on_slurm=True))
     assert (decision.action, decision.exit_code) == (Action.STOP, 1)
     assert "E at x twice on n1 and n2 and no newer checkpoint" in decision.reason
+    here = [failed("E at x", "n1"), failed("E at x", "n1")]
+    reason = decide(here, Retry(), Place(on_slurm=False)).reason
+    assert "E at x twice on n1 and no newer checkpoint" in reason
 
 
 def test_the_same_failure_on_one_node_excludes_the_node() -> None:

@@ -100,7 +100,8 @@ def _after_same_failure(last: Past, before: Past, place: Place) -> Decision:
     if place.on_slurm and last.host and last.host == before.host:
         reason = f"{last.failure} twice on {last.host}: excluding the node"
         return Decision(Action.REQUEUE, reason, EXIT_STOPPED, (last.host,))
-    where = f" on {before.host} and {last.host}" if last.host and before.host else ""
+    hosts = dict.fromkeys(host for host in (before.host, last.host) if host)
+    where = f" on {' and '.join(hosts)}" if hosts else ""
     reason = (
         f"{last.failure} twice{where} and no newer checkpoint between: it would fail "
         "for ever"
