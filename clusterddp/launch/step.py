@@ -18,9 +18,10 @@ def step_command(
     """Give the srun command line of an attempt inside an allocation.
 
     From Slurm 22.05 srun does not inherit --cpus-per-task, so everything is
-    repeated (srun(1)). Without --overlap an attempt would wait for ever on the CPUs of
-    the one before, when that ended while slurmctld was away (measured on 22.05), or
-    has left a process that cannot die. `slurm.srun_args` come last and therefore win.
+    repeated (srun(1)). --overlap lets an attempt start beside what the one before has
+    left, such as a process that cannot die. After a restart of slurmctld it helped in
+    one of two cases (22.05 answered "Requested nodes are busy" all the same); then
+    `slurm.step_timeout` ends the wait. `slurm.srun_args` come last and therefore win.
 
     With spare nodes the step outlives a lost node, too: its ranks see to it that the
     job does not stay without a supervisor.
