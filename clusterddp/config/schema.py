@@ -4,20 +4,22 @@ The models are frozen and refuse unknown keys. Relations between keys are checke
 in `clusterddp.config.checks`, after overrides, so that a message can name the line.
 """
 
-import contextlib
-import re
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-)
+from pydantic import BeforeValidator, Field
 
-from clusterddp.config.durations import parse_duration
+from clusterddp.config.fields import (
+    Best,
+    BestBy,
+    Count,
+    Duration,
+    Every,
+    Interval,
+    Ports,
+    Positive,
+    Section,
+    Texts,
+)
 
 __all__ = [
     "Best",
@@ -42,110 +44,7 @@ Launcher = Literal["slurm", "pytorch", "none"]
 Cluster = Literal["slurm", "local"]
 
 
-def _duration(value: object) -> object:
-    if isinstance(value, str):
-        return parse_duration(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        message = f"{value} has no unit; write {value}s, {value}m or {value}h"
-        raise ValueError(message)  # noqa: TRY004 - pydantic reports ValueErrors
-    return value
-
-
-def _seconds_text(value: float) -> str:
-    return f"{value:g}s" if value != int(value) else f"{int(value)}s"
-
-
-Duration = Annotated[
-    float,
-    BeforeValidator(_duration, json_schema_input_type=str),
-    PlainSerializer(_seconds_text),
-]
-"""Seconds; written in the file as `30m`, `2h`, `90s` or `1-12:00:00`."""
-
-Texts = Annotated[tuple[str, ...], Field(strict=False)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-_EVERY = re.compile(r"\s*(\d+)\s*(steps?|epochs?)\s*")
-
-
-class Every(_Section):
-    """When to save: every so many steps, or epochs, or seconds, or all of them."""
-
-    steps: Positive | None = None
-    epochs: Positive | None = None
-    seconds: Annotated[float, Field(gt=0)] | None = None
-
-
-def _parse_every(value: object) -> object:
-    if isinstance(value, Every):
-        return value
-    parts = value if isinstance(value, list) else [value]
-    found: dict[str, float] = {}
-    for part in parts:
-        unit, count = _parse_interval(part)
-        if unit in found:
-            message = f"{part!r}: a second interval in {unit}; give one of each kind"
-            raise ValueError(message)
-        found[unit] = count
-    return Every.model_validate(found)
-
-
-def _parse_interval(part: object) -> tuple[str, float]:
-    if isinstance(part, str):
-        match = _EVERY.fullmatch(part)
-        if match is not None and int(match[1]) > 0:
-            return match[2].rstrip("s") + "s", int(match[1])
-        with contextlib.suppress(ValueError):
-            if match is None and (seconds := parse_duration(part)) > 0:
-                return "seconds", seconds
-    message = f"{part!r} is no interval; write `500 steps`, `10m` or `1 epoch`"
-    raise ValueError(message)
-
-
-def _every_text(value: Every) -> list[str]:
-    pairs = (("steps", value.steps), ("epochs", value.epochs))
-    texts = [f"{count} {unit}" for unit, count in pairs if count is not None]
-    return texts if value.seconds is None else [*texts, _seconds_text(value.seconds)]
-
-
-class Best(_Section):
-    """Which checkpoint is the best: by a metric of the evaluation."""
-
-    mode: Literal["min", "max"]
-    metric: str
-
-
-def _parse_best(value: object) -> object:
-    if value is None or isinstance(value, Best):
-        return value
-    words = value.split() if isinstance(value, str) else []
-    if len(words) == 2 and words[0] in ("min", "max"):  # noqa: PLR2004 - two words
-        return Best.model_validate({"mode": words[0], "metric": words[1]})
-    message = f"{value!r} names no best; write `min loss` or `max accuracy`"
-    raise ValueError(message)
-
-
-def _best_text(value: Best | None) -> str | None:
-    return None if value is None else f"{value.mode} {value.metric}"
-
-
-def _ports(value: str) -> str:
-    low, _, high = value.partition("-")
-    if not (low.strip().isdigit() and high.strip().isdigit()) or not (
-        0 < int(low) <= int(high) < 1 << 16
-    ):
-        message = f"{value!r} is no range of ports; write 20000-20100"
-        raise ValueError(message)
-    return value
-
-
-class DistParams(_Section):
+class DistParams(Section):
     """What `init_dist` is given; durations in seconds."""
 
     backend: str = Field(
@@ -156,12 +55,12 @@ class DistParams(_Section):
     rendezvous_timeout: Duration = Field(
         600.0, description="how long the ranks wait for each other at the start"
     )
-    port_range: Annotated[str, AfterValidator(_ports)] | None = Field(
+    port_range: Ports | None = Field(
         None, description="ports that rank 0 may bind, such as 20000-20100"
     )
 
 
-class Ddp(_Section):
+class Ddp(Section):
     """Options of DistributedDataParallel, by its own names, and its comm hook."""
 
     gradient_as_bucket_view: bool = Field(
@@ -182,7 +81,7 @@ class Ddp(_Section):
     )
 
 
-class Profile(_Section):
+class Profile(Section):
     """Which steps torch's profiler records, on every rank."""
 
     start: Count = Field(
@@ -191,7 +90,7 @@ class Profile(_Section):
     steps: Positive = Field(5, description="how many steps are recorded")
 
 
-class Train(_Section):
+class Train(Section):
     """What the shared trainer does; a user's own script ignores all but threads."""
 
     epochs: Positive = Field(1, description="passes over the training data")
@@ -235,14 +134,10 @@ class Train(_Section):
     )
 
 
-class Checkpoint(_Section):
+class Checkpoint(Section):
     """When checkpoints are written and how many are kept."""
 
-    every: Annotated[
-        Every,
-        BeforeValidator(_parse_every, json_schema_input_type=str | list[str]),
-        PlainSerializer(_every_text),
-    ] = Field(
+    every: Interval = Field(
         Every(epochs=1),
         description="how often: 500 steps, 10m, 1 epoch, or a list of these",
     )
@@ -252,11 +147,7 @@ class Checkpoint(_Section):
     keep_every: Positive | None = Field(
         None, description="those at multiples of so many steps are never deleted"
     )
-    best: Annotated[
-        Best | None,
-        BeforeValidator(_parse_best, json_schema_input_type=str | None),
-        PlainSerializer(_best_text),
-    ] = Field(None, description="keep the best, too: min loss, max accuracy")
+    best: BestBy = Field(None, description="keep the best, too: min loss, max accuracy")
     max_failures: Positive = Field(
         3, description="so many failed saves in a row end the run, with code 5"
     )
@@ -265,13 +156,13 @@ class Checkpoint(_Section):
     )
 
 
-class Log(_Section):
+class Log(Section):
     """How often the loss is logged, in steps."""
 
     every: Positive = Field(10, description="steps between two log points")
 
 
-class Slurm(_Section):
+class Slurm(Section):
     """What Slurm is asked for; the names are sbatch's own."""
 
     nodes: Positive = Field(
@@ -325,7 +216,7 @@ class Slurm(_Section):
     )
 
 
-class Retry(_Section):
+class Retry(Section):
     """How often a run may be started again, by cause."""
 
     crashes: Count = Field(
@@ -339,7 +230,7 @@ class Retry(_Section):
     )
 
 
-class Code(_Section):
+class Code(Section):
     """What is kept of the user's code when a run is submitted."""
 
     snapshot: bool = Field(
@@ -351,7 +242,7 @@ class Code(_Section):
     root: str | None = Field(None, description="set at submit: what was kept")
 
 
-class InitFrom(_Section):
+class InitFrom(Section):
     """Weights to begin with, of another run or from a file."""
 
     source: str = Field(
@@ -366,7 +257,7 @@ def _parse_init(value: object) -> object:
     return {"source": value} if isinstance(value, str) else value
 
 
-class Sweep(_Section):
+class Sweep(Section):
     """Many runs that differ in some values; Slurm gets them as one array."""
 
     grid: dict[str, list[object]] = Field(
@@ -377,7 +268,7 @@ class Sweep(_Section):
     )
 
 
-class Job(_Section):
+class Job(Section):
     """One run, described; `clusterddp.config.load_job` makes it from a file."""
 
     name: Annotated[
