@@ -1,0 +1,1 @@
+"""One program per question about speed; `make bench` asks them all."""

@@ -1,0 +1,77 @@
+"""The harness of the measurements, and that their page is current."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import compare, measure, record
+from benchmarks.result import Target, table
+
+BLOCKS = {
+    "hand": [100.0, 200.0, 300.0, 400.0, 500.0],
+    "ours": [101.0, 202.0, 301.0, 405.0, 501.0],
+    "hand (again)": [100.0, 200.0, 300.0, 400.0, 500.0],
+}
+
+
+def test_differences_are_taken_within_blocks() -> None:
+    """A machine that slows down from block to block hides no small difference."""
+    result = compare("step", BLOCKS, unit="us", baseline="hand")
+    hand, ours, control = result.rows
+    assert hand.difference is None
+    assert ours.difference == 1.0
+    assert ours.difference_interval is not None
+    assert 1.0 <= ours.difference_interval[0] <= ours.difference_interval[1] <= 5.0
+    assert control.difference_interval == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "is_met", "words"),
+    [
+        (Target("ours", limit=300), False, "MISSED: at most 300"),
+        (Target("ours", ratio=1.01), True, "met: at most +3"),
+        (Target("ours", ratio=1.001), False, "MISSED: at most +0.3"),
+        (Target("ours", ratio=1.001, extra=25), True, "met: at most +25"),
+    ],
+)
+def test_targets(target: Target, *, is_met: bool, words: str) -> None:
+    """A limit binds the median, a ratio or an extra the paired difference."""
+    result = compare("step", BLOCKS, unit="us", baseline="hand", targets=[target])
+    assert result.rows[1].is_met is is_met
+    assert words in table(result)
+
+
+def test_every_block_asks_each_variant_once_in_another_order() -> None:
+    """The baseline is asked twice a block; what warmed up is not counted."""
+    calls: list[str] = []
+
+    def asked(name: str) -> Callable[[], float]:
+        def variant() -> float:
+            calls.append(name)
+            return 1.0
+
+        return variant
+
+    variants = {name: asked(name) for name in "abc"}
+    result = measure("order", variants, unit="s", baseline="a", blocks=8, warm_up=1)
+    blocks = [tuple(calls[i : i + 4]) for i in range(0, len(calls), 4)]
+    assert all(sorted(block) == ["a", "a", "b", "c"] for block in blocks)
+    assert len(set(blocks)) > 1
+    assert {len(values) for values in result.blocks.values()} == {8}
+
+
+def test_a_question_that_fails_keeps_its_tables_and_says_why(tmp_path: Path) -> None:
+    """The file holds what was measured before, and the failure."""
+
+    def ask() -> None:
+        with record("q", "How long?", tmp_path) as results:
+            results.append(compare("step", BLOCKS, unit="us", baseline="hand"))
+            raise RuntimeError("no cluster")
+
+    with pytest.raises(RuntimeError, match="no cluster"):
+        ask()
+    kept = json.loads((tmp_path / "q.json").read_text())
+    assert kept["failed"] == "RuntimeError: no cluster"
+    assert kept["results"][0]["blocks"] == BLOCKS
