@@ -1,8 +1,9 @@
 """Chaos: runs on the real cluster, hit at random times by random causes.
 
 `make chaos N=50` hits N times, over as many runs as that takes; every run must end
-with the bits of one that nothing disturbed. Prints what was lost, how long recovery
-took, and ETTR.
+with the bits of one that nothing disturbed. Prints for each cause how many steps had
+to be done again, how long it took to the next step, and the ETTR from a hit to the
+next one: time in steps that stayed / all time.
 """
 
 import argparse
@@ -10,24 +11,31 @@ import json
 import os
 import random
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.costs import (
+    Hit,
+    Window,
+    lost_steps,
+    measure_back,
+    measure_windows,
+    render_costs,
+    steps_of_attempts,
+)
 from clusterddp.files import read_json
 from clusterddp.processes import is_same_process
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.facts import read_facts
 from clusterddp.runs.history import newest_checkpoint
-from clusterddp.runs.measures import measure_ettr
 from clusterddp.slurm.hostlist import expand_hostlist
 from tests.cluster import Cluster, ClusterParameters
 from tests.cluster import start as start_cluster
 from tests.cluster import stop as stop_cluster
-from tests.runs import digest, events, kill, rank_pids, step_of, wait_until, write_job
+from tests.runs import digest, events, kill, rank_pids, wait_until, write_job
 from tests.slurm_drills import preempt, submit, verb
 
 DEADLINE_S = 300.0
@@ -49,22 +57,14 @@ class Scene:
 
 @dataclass
 class Report:
-    """What the hits have cost, by cause."""
+    """What the hits have cost."""
 
-    lost: dict[str, list[int]] = field(default_factory=dict)
-    back: dict[str, list[float]] = field(default_factory=dict)
-    ettr: list[float] = field(default_factory=list)
+    hits: list[Hit] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    runs: int = 0
     wrong: int = 0
-
-    def note(self, cause: str, lost: int, back: float) -> None:
-        """Take in one hit that the run has recovered from."""
-        self.lost.setdefault(cause, []).append(lost)
-        self.back.setdefault(cause, []).append(back)
-
-    @property
-    def hits(self) -> int:
-        """How many hits there were."""
-        return sum(map(len, self.lost.values()))
+    lost: int = 0
+    """Steps done again in whole runs, whoever was to blame."""
 
 
 def _ranks(run: RunDirectory) -> list[int]:
@@ -163,17 +163,32 @@ def main() -> int:
 
 def _rage(cluster: Cluster, hits: int, luck: random.Random, only: str | None) -> Report:
     report, expected = Report(), _undisturbed(cluster)
-    while report.hits < hits:
+    while len(report.hits) < hits:
         scene = _begin(cluster, luck)
-        while report.hits < hits and _hit(scene, report, only):
-            pass
+        mine: list[Hit] = []
+        while len(report.hits) + len(mine) < hits:
+            hit = _hit(scene, only)
+            if hit is None:
+                break
+            mine.append(hit)
         _wait_for_end(scene)
-        found = digest(scene.run)
-        report.wrong += found != expected
-        report.ettr.append(measure_ettr(read_facts(scene.run), time.time()) or 0.0)
-        verdict = "equal" if found == expected else "DIFFERENT"
-        print(f"{scene.run.path}: bits {verdict}", flush=True)
+        _note(report, scene, mine, is_equal=digest(scene.run) == expected)
     return report
+
+
+def _note(report: Report, scene: Scene, hits: list[Hit], *, is_equal: bool) -> None:
+    """Take in a run that has come to its end."""
+    attempts = steps_of_attempts(scene.run)
+    lost = lost_steps(attempts)
+    report.hits += hits
+    report.windows += measure_windows(read_facts(scene.run, whole=True), hits)
+    report.runs += 1
+    report.wrong += not is_equal
+    report.lost += lost
+    verdict = "equal" if is_equal else "DIFFERENT"
+    spans = " ".join(f"{began}-{got}" for began, got in attempts)
+    told = f"{len(hits)} hits, {lost} steps done again, bits {verdict}"
+    print(f"{scene.run.id}: {told}; attempts' steps {spans}", flush=True)
 
 
 def _wait_for_end(scene: Scene) -> None:
@@ -183,7 +198,7 @@ def _wait_for_end(scene: Scene) -> None:
 def _undisturbed(cluster: Cluster) -> str:
     cluster.reset()
     home = cluster.make_dir("chaos-")
-    write_job(home, train={"epochs": EPOCHS})
+    write_job(home, train={"epochs": EPOCHS}, log={"every": 1})
     job, run = submit(cluster, home)
     cluster.wait_job(job, {"COMPLETED"}, DEADLINE_S)
     return digest(run)
@@ -197,6 +212,7 @@ def _begin(cluster: Cluster, luck: random.Random) -> Scene:
         train={"epochs": EPOCHS},
         params={"sleep": 0.2},
         checkpoint={"every": "2 steps"},
+        log={"every": 1},
         retry={
             "crashes": 1000,
             "node_failures": 1000,
@@ -208,29 +224,27 @@ def _begin(cluster: Cluster, luck: random.Random) -> Scene:
     return Scene(cluster, home, run, job, luck)
 
 
-def _hit(scene: Scene, report: Report, only: str | None) -> bool:
-    """Hit once at a random time and wait for a newer checkpoint; False at the end."""
+def _hit(scene: Scene, only: str | None) -> Hit | None:
+    """Hit once at a random time and wait for a newer checkpoint; None at the end."""
     run, luck = scene.run, scene.luck
     time.sleep(luck.uniform(0, 3))
     if events(run, "finished"):
-        return False
+        return None
     cause = luck.choice([name for name in CAUSES if not only or only in name])
-    reached, began = step_of(run), time.time()
-    attempts = len(run.list_attempts())
+    before = lost_steps(steps_of_attempts(run))
+    began = time.time()
     CAUSES[cause](scene)
+    over = time.time()
     # progress.json is up to a second old: some steps more may have been finished.
+    reached = max(got for _, got in steps_of_attempts(run))
     wait_until(lambda: _is_past(run, reached + MARGIN), DEADLINE_S)
-    resumed = [
-        int(str((read_json(one.path / "resume.json") or {}).get("step", reached)))
-        for one in run.list_attempts()[attempts:]
-    ]
-    lost = max(0, reached - min(resumed, default=reached))
-    back = time.time() - began
-    report.note(cause, lost, back)
+    lost = lost_steps(steps_of_attempts(run)) - before
     scene.job = read_facts(run).job_id or scene.job
-    print(f"  {cause}: {lost} steps lost, past step {reached} after {back:.0f} s")
+    hit = Hit(cause, began, lost, measure_back(run, began, over))
+    took = "-" if hit.back_s is None else f"{hit.back_s:.1f} s"
+    print(f"  {cause} at step {reached}: {lost} steps lost, next step after {took}")
     sys.stdout.flush()
-    return True
+    return hit
 
 
 def _is_past(run: RunDirectory, step: int) -> bool:
@@ -240,14 +254,10 @@ def _is_past(run: RunDirectory, step: int) -> bool:
 
 
 def _print(report: Report) -> None:
-    print(f"\n{'cause':32} hits  lost steps (max)  back after, s (median, max)")
-    for cause, lost in sorted(report.lost.items()):
-        back = report.back[cause]
-        middle, longest = statistics.median(back), max(back)
-        print(f"{cause:32} {len(lost):4}  {max(lost):16}  {middle:.1f}, {longest:.1f}")
-    ettr = statistics.median(report.ettr)
-    total = {"hits": report.hits, "runs": len(report.ettr), "wrong": report.wrong}
-    print(json.dumps({**total, "median_ettr": round(ettr, 3)}))
+    table, values = render_costs(report.hits, report.windows)
+    print(f"\n{table}")
+    total = {"runs": report.runs, "wrong": report.wrong, "lost_in_runs": report.lost}
+    print(json.dumps({**total, **values}))
 
 
 if __name__ == "__main__":
