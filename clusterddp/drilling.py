@@ -16,6 +16,7 @@ from clusterddp.launch.step import probe_command
 from clusterddp.launch.strike import strike_here
 from clusterddp.runs.changes import read_run_job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
+from clusterddp.runs.evidence import reached_steps
 from clusterddp.runs.facts import Facts, read_facts
 from clusterddp.runs.finding import find_root, find_run
 from clusterddp.runs.ledger import Event, Ledger, read_events
@@ -46,7 +47,8 @@ class Outcome:
     Attributes:
         what: which failure.
         cause: as what the supervisor took it; None: it never saw an end.
-        step: the step that the ranks had reached.
+        step: the step that the ranks had reached; a second old where none of them
+            could say how it ended.
         resumed_at: the step from which the next attempt went on.
         lost_steps: how many had to be done again.
         stopped_s: from the strike to the end of the attempt.
@@ -151,14 +153,25 @@ def _wait(
     patience_s: float,
 ) -> Outcome:
     """Wait until a later attempt has finished a step, or the run is over."""
-    run, asked = facts.run, 0.0
+    run, asked, told = facts.run, 0.0, 0
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline and not _is_back(run, attempt):
+        told = max(told, _told_step(run, attempt))
         if facts.job_id is not None and time.monotonic() - asked > _ASK_S:
             asked = time.monotonic()
             _lift(facts.job_id)
         time.sleep(_LOOK_S)
-    return _sum_up(strike, facts, attempt, began)
+    return _sum_up(strike, run, attempt, began, told)
+
+
+def _told_step(run: RunDirectory, struck: AttemptDirectory) -> int:
+    """Give rank 0's word while it is the struck attempt's; 0 afterwards.
+
+    Ranks that were stopped or killed leave no other word.
+    """
+    step = _whole((read_json(run.progress) or {}).get("step"))
+    is_its_own = run.list_attempts()[-1].number == struck.number
+    return step if step is not None and is_its_own else 0
 
 
 def _is_back(run: RunDirectory, struck: AttemptDirectory) -> bool:
@@ -191,22 +204,22 @@ def _lift(job_id: str) -> None:
 
 
 def _sum_up(
-    strike: _Strike, facts: Facts, attempt: AttemptDirectory, began: float
+    strike: _Strike,
+    run: RunDirectory,
+    attempt: AttemptDirectory,
+    began: float,
+    told: int,
 ) -> Outcome:
-    run = facts.run
     ended = _find(run, "attempt_ended", attempt.number)
     record = read_json(run.attempt(attempt.number + 1).path / "resume.json") or {}
-    reached = _whole(ended.values.get("step")) if ended else None
-    if reached is None:
-        reached = _whole((facts.progress or {}).get("step"))
+    reached = max(told, reached_steps(run).get(attempt.number, 0))
     resumed, back = _whole(record.get("step")), _first_step_after(run, attempt)
-    is_known = reached is not None and resumed is not None
     return Outcome(
         strike.what,
         str(ended.values.get("cause")) if ended else None,
         reached,
         resumed,
-        max(0, reached - resumed) if is_known else None,  # type: ignore[operator]
+        max(0, reached - resumed) if resumed is not None else None,
         ended.time - began if ended else None,
         back - began if back is not None else None,
     )

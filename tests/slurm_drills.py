@@ -1,10 +1,14 @@
 """Submitting and watching whole runs on the real cluster, as the user."""
 
+import contextlib
+import os
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from clusterddp.runs.directory import RunDirectory
-from tests.cluster import Cluster
+from tests.cluster import Cluster, daemons, processes
 from tests.runs import Done, events, finish, step_of, wait_until
 
 SLOW: dict[str, object] = {"sleep": 0.25}
@@ -48,3 +52,50 @@ def causes(run: RunDirectory) -> list[object]:
 def kinds(run: RunDirectory, *wanted: str) -> list[str]:
     """Give the kinds of some of the ledger's events, in order of time."""
     return [event.kind for kind in wanted for event in events(run, kind)]
+
+
+@contextlib.contextmanager
+def site(cluster: Cluster, *lines: str) -> Iterator[None]:
+    """Let the controller run with other lines in slurm.conf, then as before.
+
+    A line with a key that is there already (`JobRequeue=0`) replaces that line.
+    """
+    path = cluster.parameters.conf_dir / "slurm.conf"
+    before = path.read_text()
+    names = tuple(f"{line.partition('=')[0]}=" for line in lines)
+    kept = [one for one in before.splitlines() if not one.startswith(names)]
+    partitions = [one for one in before.splitlines() if one.startswith("Partition")]
+    text = dict.fromkeys([*kept, *partitions, *lines])
+    path.write_text("".join(f"{line}\n" for line in text))
+    try:
+        restart_controller(cluster)
+        yield
+    finally:
+        cluster.reset()
+        path.write_text(before)
+        restart_controller(cluster)
+
+
+def restart_controller(cluster: Cluster) -> None:
+    """End slurmctld as its service would, and start it again."""
+    stop_daemon(cluster, "slurmctld")
+    start_daemons(cluster)
+
+
+def stop_daemon(cluster: Cluster, name: str) -> None:
+    """End one of the central daemons, and wait until it is gone."""
+    daemon = _record(cluster).daemons[name]
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: not daemon.alive)
+
+
+def start_daemons(cluster: Cluster) -> None:
+    """Start those of the central daemons that do not run."""
+    central = daemons.central_daemons(cluster.parameters)
+    daemons.ensure_running(_record(cluster), central)
+
+
+def _record(cluster: Cluster) -> processes.Record:
+    record = processes.load_record(cluster.parameters.slot)
+    assert record is not None
+    return record

@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterddp.config.schema import Job
 from clusterddp.files import read_json
 from clusterddp.launch.orphan import Heartbeat
+from clusterddp.launch.parting import Parting
 from clusterddp.launch.process import RankProcess
 from clusterddp.launch.stacks import collect_stacks
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
@@ -74,6 +75,9 @@ class Watch:
         self._looked = self._forgiven = self._read_at = 0.0
         self._is_broken = False
         self._heart = Heartbeat(attempt) if job.slurm.spare_nodes else None
+        self._parting: Parting | None = None
+        if job.launcher != "none":  # a debugger may stay as long as it likes
+            self._parting = Parting(attempt, has_summary=job.experiment is not None)
 
     def wait_for(self, process: RankProcess) -> Seen:
         """Stay until the ranks are gone, and say what was seen."""
@@ -105,7 +109,17 @@ class Watch:
             self._pass_on(process)
         if self._clock is not None and not self._is_stalled:
             self._look_for_stall(process, self._clock)
+        self._look_for_leftover(process)
         return False
+
+    def _look_for_leftover(self, process: RankProcess) -> None:
+        """End an srun that has not noticed that its ranks are gone."""
+        if self._parting is not None and self._parting.is_late(process.age_s):
+            _LOG.warning(
+                "the ranks have left, and what started them has not: ending it"
+            )
+            self._parting = None
+            process.end()
 
     def _look_for_lost_node(self, process: RankProcess) -> None:
         """End a step that has lost a node: with --no-kill srun itself only says so.
