@@ -17,6 +17,7 @@ from types import FrameType
 from clusterddp import __version__
 from clusterddp.config import Job
 from clusterddp.errors import EXIT_STOPPED, LaunchError, SlurmError, UsageError
+from clusterddp.launch.crew import count_nodes, find_place, say_shrunk
 from clusterddp.launch.ending import collect_ending, describe_job
 from clusterddp.launch.environment import rank_environment
 from clusterddp.launch.process import RankProcess
@@ -25,7 +26,7 @@ from clusterddp.launch.step import local_command, probe_command, step_command
 from clusterddp.launch.watch import Watch
 from clusterddp.processes import creation_time
 from clusterddp.runs.changes import read_run_job
-from clusterddp.runs.decision import Action, Decision, Place, decide
+from clusterddp.runs.decision import Action, Decision, decide
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory, claim_attempt
 from clusterddp.runs.history import (
     is_cancel_requested,
@@ -126,7 +127,9 @@ class _Supervisor:
             cause = classify(ending, self._job.slurm.signal_delay)
             past = [*read_past(self._run), remember(cause, ending, self._run)]
             ledger.add("attempt_ended", **to_event(attempt, ending, past[-1]))
-            decision = decide(past, self._job.retry, self._place(ending))
+            is_gone = ending.is_requeued
+            place = find_place(self._job, self._allocation, is_requeued=is_gone)
+            decision = decide(past, self._job.retry, place)
             explain(attempt, cause, ending, decision)
             return self._act(decision, ending, ledger)
 
@@ -138,15 +141,8 @@ class _Supervisor:
             "nodes": list(allocation.nodes) if allocation else [],
             "code": code.resolve().name if code.exists() else None,
             "version": __version__,
+            "shrunk": say_shrunk(self._job, allocation) or None,
         }
-
-    def _place(self, ending: Ending) -> Place:
-        """Say where the run is, and whether the nodes left are enough for it."""
-        if self._allocation is None or not self._job.slurm.spare_nodes:
-            return Place(on_slurm=self._allocation is not None)
-        left = sum(node not in ending.lost_nodes for node in self._allocation.nodes)
-        has_spares = left >= self._job.slurm.nodes and not ending.is_requeued
-        return Place(on_slurm=True, has_spares=has_spares)
 
     def _watch(self, attempt: AttemptDirectory, ledger: Ledger) -> Ending:
         """Start the ranks, wait for their end, and collect what is known of it."""
@@ -156,10 +152,18 @@ class _Supervisor:
             command = local_command(self._job, self._run, sys.executable)
         else:
             command = step_command(
-                self._job, self._run, attempt, sys.executable, self._given_up
+                self._job,
+                self._run,
+                attempt,
+                sys.executable,
+                self._given_up,
+                count_nodes(self._job, self._allocation),
             )
             probe = probe_command(
-                self._job, sys.executable, len(self._allocation.nodes) or None
+                self._job,
+                sys.executable,
+                len(self._allocation.nodes) or None,
+                self._given_up,
             )
         watch = Watch(
             self._job,
@@ -213,7 +217,8 @@ class _Supervisor:
             return None
         if decision.action is Action.REQUEUE and self._allocation is not None:
             leave = Leave(self._run, self._job, self._allocation, ledger, in_job)
-            return leave.go(decision)
+            without = (*self._given_up, *decision.exclude)
+            return leave.go(replace(decision, exclude=without))
         kind = "finished" if decision.action is Action.FINISH else "stopped"
         ledger.add(kind, reason=decision.reason, code=code)
         self._keep_dead(ending)

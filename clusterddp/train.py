@@ -159,7 +159,7 @@ class _Rank:
 
     def _miss_supervisor(self, job: Job) -> None:
         """Watch for the loss of the supervisor's node where Slurm lets the job live."""
-        if self._seat is not None and job.slurm.spare_nodes:
+        if self._seat is not None and job.outlives_nodes:
             seat, patience_s = self._seat, job.slurm.supervisor_timeout
             self._orphans = OrphanWatch(seat.run, seat.attempt, patience_s)
             self._orphans.start()

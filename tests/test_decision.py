@@ -143,8 +143,67 @@ def test_a_lost_node_is_excluded_unless_spares_are_left() -> None:
     past = [Past(Cause.NODE_FAILURE, 5, lost=("n2",))]
     decision = decide(past, Retry(), Place(on_slurm=True))
     assert (decision.action, decision.exclude) == (Action.REQUEUE, ("n2",))
-    spared = decide(past, Retry(), Place(on_slurm=True, has_spares=True))
+    spared = decide(past, Retry(), Place(True, ("n1", "n2", "n3"), wanted=2))  # noqa: FBT003
     assert (spared.action, spared.exclude) == (Action.RESTART, ("n2",))
+
+
+THREE = ("n1", "n2", "n3")
+BAD = (failed("E at x", "n2"), failed("E at x", "n2"))
+BLAMED = tuple(failed(f"E{step}", "n2", step) for step in (1, 2, 3))
+LOST = (Past(Cause.NODE_FAILURE, 5, lost=("n2",)),)
+LOST_TWO = (Past(Cause.NODE_FAILURE, 5, lost=("n2", "n3")),)
+LOST_ALL = (Past(Cause.NODE_FAILURE, 5, lost=THREE),)
+NEVER_STARTED = (Past(Cause.NODE_FAILURE, 5),)
+STAYS, LEAVES = Action.RESTART, Action.REQUEUE
+
+
+@pytest.mark.parametrize(
+    ("past", "nodes", "wanted", "may_shrink", "action", "words"),
+    [
+        (LOST, THREE, 3, True, STAYS, "going on with 2 of 3 nodes"),
+        (LOST_TWO, THREE, 3, True, STAYS, "going on with 1 of 3 nodes"),
+        (LOST_TWO, THREE, 2, True, STAYS, "going on with 1 of 2 nodes"),
+        (LOST, THREE, 2, True, STAYS, "going on with the nodes left"),
+        (LOST, THREE, 2, False, STAYS, "going on with the nodes left"),
+        (LOST, THREE, 3, False, LEAVES, "node failure of n2, time 1"),
+        (LOST_TWO, THREE, 2, False, LEAVES, "node failure of n2, n3, time 1"),
+        (LOST_ALL, THREE, 3, True, LEAVES, "time 1"),
+        (LOST, ("n2",), 2, True, LEAVES, "time 1"),
+        (LOST, (), 2, True, LEAVES, "time 1"),
+        (LOST, ("n7.site", "n8.site"), 2, True, LEAVES, "time 1"),
+        (NEVER_STARTED, THREE, 3, True, LEAVES, "time 1"),
+        (NEVER_STARTED, THREE, 2, False, LEAVES, "time 1"),
+        (BAD, THREE, 3, True, STAYS, "excluding the node, going on with 2 of 3"),
+        (BAD, THREE, 2, False, STAYS, "excluding the node, going on with the nodes"),
+        (BAD, THREE, 3, False, LEAVES, "twice on n2: excluding the node"),
+        (BLAMED, THREE, 3, True, STAYS, "excluding it, going on with 2 of 3 nodes"),
+        (BLAMED, THREE, 3, False, LEAVES, "n2 was blamed 3 times: excluding it"),
+        (BLAMED, ("n2",), 3, True, LEAVES, "n2 was blamed 3 times: excluding it"),
+    ],
+)
+def test_spares_first_then_fewer_ranks_then_a_requeue(
+    past: tuple[Past, ...],
+    nodes: tuple[str, ...],
+    wanted: int,
+    may_shrink: bool,  # noqa: FBT001
+    action: Action,
+    words: str,
+) -> None:
+    """Without a node that is lost or bad; whatever follows, the node is kept out."""
+    policy = Retry(shrink=may_shrink)
+    decision = decide(past, policy, Place(True, nodes, wanted))  # noqa: FBT003
+    assert decision.action is action
+    assert words in decision.reason
+    excluded = past[-1].lost or tuple(filter(None, [past[-1].host]))
+    assert decision.exclude == excluded
+
+
+def test_shrinking_has_the_budget_of_node_failures() -> None:
+    """As often as nodes may be lost, and no more."""
+    past = [*LOST, *LOST]
+    decision = decide(past, Retry(shrink=True, node_failures=1), Place(True, THREE, 3))  # noqa: FBT003
+    assert decision.action is Action.STOP
+    assert "retry.node_failures allows 1" in decision.reason
 
 
 @pytest.mark.parametrize("crashes", [1, 3])

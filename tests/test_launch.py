@@ -13,7 +13,7 @@ from clusterddp.errors import LaunchError
 from clusterddp.launch.environment import rank_environment
 from clusterddp.launch.process import RankProcess
 from clusterddp.launch.rank import describe_failure
-from clusterddp.launch.step import local_command, step_command
+from clusterddp.launch.step import local_command, probe_command, step_command
 from clusterddp.launch.submission import render_script, written_options
 from clusterddp.processes import creation_time, end_process_tree, is_same_process
 from clusterddp.runs.directory import RunDirectory
@@ -73,6 +73,17 @@ def test_step_command(shape: str) -> None:
     """The srun line that starts the ranks, one word a line."""
     words = step_command(job(shape), RUN, RUN.attempt(3), PYTHON)
     check_golden(f"{shape}.srun", "\n".join(words) + "\n")
+
+
+def test_job_that_may_shrink_outlives_its_nodes() -> None:
+    """Job and step get --no-kill; the step gets the nodes that are left."""
+    values = {"slurm": {"nodes": 3, "tasks_per_node": 2}, "retry": {"shrink": True}}
+    may_shrink = Job.model_validate({"name": "digits", "experiment": "a:b", **values})
+    assert "#SBATCH --no-kill\n" in render_script(may_shrink, RUN, PYTHON)
+    words = step_command(may_shrink, RUN, RUN.attempt(1), PYTHON, ("n2",), 2)
+    assert {"--no-kill", "--nodes=2", "--ntasks=4", "--exclude=n2"} <= set(words)
+    probe = probe_command(may_shrink, PYTHON, 2, ("n2",))
+    assert {"--nodes=2", "--ntasks=2", "--exclude=n2"} <= set(probe)
 
 
 def test_percent_in_a_path_is_not_a_pattern_of_srun() -> None:

@@ -15,6 +15,7 @@ from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.finding import find_root, find_run, list_runs, select_runs
 from clusterddp.runs.folding import fold, prefix
 from clusterddp.runs.inquiry import examine
+from clusterddp.runs.ledger import Ledger
 from clusterddp.runs.output import Follower, render_attempt
 from clusterddp.runs.status import Status
 from clusterddp.runs.survey import survey
@@ -128,6 +129,17 @@ def test_job_that_slurm_has_forgotten_is_unknown(tmp_path: Path) -> None:
     found.said.update(squeue="", sacct="")
     assert look(found).state == "unknown"
     assert "does not know job" in look(found).detail
+
+
+def test_run_that_goes_on_with_fewer_ranks_says_so(tmp_path: Path) -> None:
+    """Until an attempt has all of them again."""
+    found = replay("running", tmp_path)
+    before = look(found).detail
+    ledger = Ledger(found.run, "attempt-0009")
+    ledger.add("attempt_started", attempt=9, shrunk={"ranks": 6, "of": 8})
+    assert look(found).detail == "start (6 of 8 ranks)"
+    ledger.add("attempt_started", attempt=10)
+    assert (before, look(found).detail) == ("train", "start")
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,10 @@ class Retry(Section):
     timeouts: Count = Field(20, description="how many time limits it may reach")
     preemptions: Count | None = Field(None, description="null: no limit")
     node_failures: Count = Field(10, description="how many nodes it may lose")
+    shrink: bool = Field(
+        default=False,
+        description="without a node and spares, go on in the job with fewer ranks",
+    )
     stall_timeout: Duration | Literal["auto", "never"] = Field(
         "auto", description="how long the ranks may finish no step; auto, or never"
     )
@@ -322,6 +326,11 @@ class Job(Section):
     def threads(self) -> int:
         """Intra-op threads of one rank, the same under every launcher."""
         return self.train.threads or self.slurm.cpus_per_task
+
+    @property
+    def outlives_nodes(self) -> bool:
+        """Whether the job shall go on where it is when it loses a node."""
+        return self.slurm.spare_nodes > 0 or self.retry.shrink
 
     @property
     def where(self) -> Cluster:

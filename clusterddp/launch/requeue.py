@@ -108,12 +108,13 @@ def _affordable(
     if not nodes:
         return ()
     usable = count_usable(allocation.partition, nodes, allocation.run)
-    if usable is not None and usable < job.slurm.nodes:
+    needed = job.slurm.nodes + job.slurm.spare_nodes
+    if usable is not None and usable < needed:
         _LOG.warning(
             "not excluding %s: only %d other nodes can be used, the job needs %d",
             ", ".join(nodes),
             usable,
-            job.slurm.nodes,
+            needed,
         )
         return ()
     return nodes

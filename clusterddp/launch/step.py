@@ -14,6 +14,7 @@ def step_command(
     attempt: AttemptDirectory,
     python: str,
     without: Sequence[str] = (),
+    nodes: int | None = None,
 ) -> list[str]:
     """Give the srun command line of an attempt inside an allocation.
 
@@ -23,7 +24,7 @@ def step_command(
     one of two cases (22.05 answered "Requested nodes are busy" all the same); then
     `slurm.step_timeout` ends the wait. `slurm.srun_args` come last and therefore win.
 
-    With spare nodes the step outlives a lost node, too: its ranks see to it that the
+    Where the job outlives a lost node, so does the step: its ranks see to it that the
     job does not stay without a supervisor.
 
     Args:
@@ -32,18 +33,19 @@ def step_command(
         attempt: the attempt that is to be started.
         python: the interpreter.
         without: nodes of the allocation that must not be used.
+        nodes: how many nodes the ranks get now; None: as many as the job asks for.
     """
     return [
         "srun",
-        *_shape(job),
+        *_shape(job, nodes or job.slurm.nodes),
         "--overlap",
         "--input=none",
         "--export=ALL",
         "--kill-on-bad-exit=1",
         "--unbuffered",
         "--mpi=none",
-        *(["--no-kill"] if job.slurm.spare_nodes else []),
-        *([f"--exclude={','.join(without)}"] if without else []),
+        *(["--no-kill"] if job.outlives_nodes else []),
+        *_exclude(without),
         f"--job-name={job.name}",
         f"--output={_output(job, attempt)}",
         *job.slurm.srun_args,
@@ -51,7 +53,9 @@ def step_command(
     ]
 
 
-def probe_command(job: Job, python: str, nodes: int | None = None) -> list[str]:
+def probe_command(
+    job: Job, python: str, nodes: int | None = None, without: Sequence[str] = ()
+) -> list[str]:
     """Give the srun words that start Python once on each node, beside the ranks.
 
     Without --overlap a second step waits until the first has ended (measured).
@@ -60,6 +64,7 @@ def probe_command(job: Job, python: str, nodes: int | None = None) -> list[str]:
         job: the job.
         python: the interpreter.
         nodes: how many nodes the job has now; None: as many as it asked for.
+        without: nodes of the allocation that must not be used.
     """
     nodes = nodes or job.slurm.nodes + job.slurm.spare_nodes
     return [
@@ -72,6 +77,7 @@ def probe_command(job: Job, python: str, nodes: int | None = None) -> list[str]:
         "--input=none",
         "--export=ALL",
         "--mpi=none",
+        *_exclude(without),
         *job.slurm.srun_args,
         *(job.slurm.python or (python,)),
     ]
@@ -82,14 +88,18 @@ def local_command(job: Job, run: RunDirectory, python: str) -> list[str]:
     return _program(job, run, (python,))
 
 
-def _shape(job: Job) -> list[str]:
+def _exclude(nodes: Sequence[str]) -> list[str]:
+    return [f"--exclude={','.join(nodes)}"] if nodes else []
+
+
+def _shape(job: Job, nodes: int) -> list[str]:
     slurm = job.slurm
     tasks = 1 if job.launcher == "pytorch" else slurm.tasks_per_node
     cpus = slurm.cpus_per_task * slurm.tasks_per_node // tasks
     gpus = slurm.gpus_per_node
     return [
-        f"--nodes={slurm.nodes}",
-        f"--ntasks={slurm.nodes * tasks}",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * tasks}",
         f"--ntasks-per-node={tasks}",
         f"--cpus-per-task={cpus}",
         *([f"--gpus-per-node={gpus}"] if gpus else []),

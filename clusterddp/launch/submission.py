@@ -208,8 +208,8 @@ def _parameters(
 
 
 def _outlive_nodes(job: Job) -> dict[str, bool]:
-    """With spare nodes a lost node must not end the job (sbatch(1), --no-kill)."""
-    return {"no_kill": True} if job.slurm.spare_nodes else {}
+    """A job that goes on without a node must not end with it (sbatch(1), --no-kill)."""
+    return {"no_kill": True} if job.outlives_nodes else {}
 
 
 def _exec(python: str) -> str:

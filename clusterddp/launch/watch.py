@@ -74,7 +74,7 @@ class Watch:
         self._clock = _stall_clock(job, run)
         self._looked = self._forgiven = self._read_at = 0.0
         self._is_broken = False
-        self._heart = Heartbeat(attempt) if job.slurm.spare_nodes else None
+        self._heart = Heartbeat(attempt) if job.outlives_nodes else None
         self._parting: Parting | None = None
         if job.launcher != "none":  # a debugger may stay as long as it likes
             self._parting = Parting(attempt, has_summary=job.experiment is not None)

@@ -45,10 +45,23 @@ class Decision:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is: whether a job can be requeued, whether spare nodes are left."""
+    """Where a run is.
+
+    Attributes:
+        on_slurm: whether it is in a job that can be requeued.
+        nodes: the job's nodes, where it can go on without one of them; else none.
+        wanted: how many of them the ranks are to have.
+    """
 
     on_slurm: bool
-    has_spares: bool = False
+    nodes: tuple[str, ...] = ()
+    wanted: int = 1
+
+    def count_without(self, nodes: Sequence[str]) -> int:
+        """Count the nodes left without some; 0 if these are not known here."""
+        if not set(nodes) <= set(self.nodes):
+            return 0
+        return len(self.nodes) - len(set(nodes))
 
 
 def decide(past: Sequence[Past], policy: Retry, place: Place) -> Decision:
@@ -75,10 +88,10 @@ def _after_failure(past: Sequence[Past], policy: Retry, place: Place) -> Decisio
         return Decision(Action.STOP, reason, _code_of(last))
     again = _same_failure_before(past)
     if again is not None:
-        return _after_same_failure(last, again, place)
+        return _after_same_failure(last, again, policy, place)
     if place.on_slurm and last.host and _count_blame(past) >= _BLAMED_TOO_OFTEN:
         reason = f"node {last.host} was blamed {_count_blame(past)} times: excluding it"
-        return Decision(Action.REQUEUE, reason, EXIT_STOPPED, (last.host,))
+        return _go_without((last.host,), reason, policy, place)
     reason = f"{last.cause.value} {times} of {policy.crashes} that retry.crashes allows"
     return Decision(Action.RESTART, reason, EXIT_BUG)
 
@@ -96,10 +109,12 @@ def _is_newer(step: int | None, than: int | None) -> bool:
     return step is not None and (than is None or step > than)
 
 
-def _after_same_failure(last: Past, before: Past, place: Place) -> Decision:
+def _after_same_failure(
+    last: Past, before: Past, policy: Retry, place: Place
+) -> Decision:
     if place.on_slurm and last.host and last.host == before.host:
         reason = f"{last.failure} twice on {last.host}: excluding the node"
-        return Decision(Action.REQUEUE, reason, EXIT_STOPPED, (last.host,))
+        return _go_without((last.host,), reason, policy, place)
     hosts = dict.fromkeys(host for host in (before.host, last.host) if host)
     where = f" on {' and '.join(hosts)}" if hosts else ""
     reason = (
@@ -121,17 +136,36 @@ def _count_blame(past: Sequence[Past]) -> int:
 
 
 def _after_node_failure(past: Sequence[Past], policy: Retry, place: Place) -> Decision:
-    """Go on with the spare nodes; else requeue, without the nodes that are lost."""
+    """Go on without the nodes that are lost, here or after a requeue.
+
+    Where none is known to be lost, srun could not start the ranks: here it would only
+    wait once more.
+    """
     lost = past[-1].lost
     back = _leave_and_return(past, policy.node_failures, "retry.node_failures", place)
     if back.action is not Action.REQUEUE:
         return back
     names = f" of {', '.join(lost)}" if lost else ""
     reason = f"node failure{names}, time {_count(past)}"
-    if place.has_spares:
-        reason = f"{reason}: going on with the nodes left"
-        return Decision(Action.RESTART, reason, EXIT_STOPPED, lost)
-    return Decision(Action.REQUEUE, reason, EXIT_STOPPED, lost)
+    return _go_without(lost, reason, policy, place)
+
+
+def _go_without(
+    nodes: tuple[str, ...], reason: str, policy: Retry, place: Place
+) -> Decision:
+    """Go on in the allocation if enough nodes are left, or fewer will do; else leave.
+
+    A run that goes on with fewer ranks grows again with the next requeue: Slurm then
+    gives the job as many nodes as it asked for (measured on 22.05).
+    """
+    left = place.count_without(nodes) if nodes else 0
+    if left >= place.wanted:
+        reason = f"{reason}, going on with the nodes left"
+    elif left and policy.shrink:
+        reason = f"{reason}, going on with {left} of {place.wanted} nodes"
+    else:
+        return Decision(Action.REQUEUE, reason, EXIT_STOPPED, nodes)
+    return Decision(Action.RESTART, reason, EXIT_STOPPED, nodes)
 
 
 def _after_timeout(past: Sequence[Past], policy: Retry, place: Place) -> Decision:

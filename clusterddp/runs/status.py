@@ -212,7 +212,17 @@ def _phase(facts: Facts) -> str:
     told = _number(progress.get("time")) or 0.0
     is_old = started is not None and told < started.time
     is_known = isinstance(progress.get("phase"), str) and not is_old
-    return str(progress["phase"]) if is_known else "start"
+    phase = str(progress["phase"]) if is_known else "start"
+    return f"{phase}{_shrunk(facts)}"
+
+
+def _shrunk(facts: Facts) -> str:
+    """Say so when the newest attempt has fewer ranks than were asked for."""
+    started = facts.last("attempt_started")
+    found = None if started is None else started.values.get("shrunk")
+    if not isinstance(found, dict):
+        return ""
+    return f" ({found.get('ranks')} of {found.get('of')} ranks)"
 
 
 def _seconds_left(facts: Facts) -> float | None:
