@@ -1,0 +1,1 @@
+"""When a rank reached the parts of its start, told from inside it."""
