@@ -379,7 +379,8 @@ class KilledByStop(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         is_worker = torch.utils.data.get_worker_info() is not None
         died = self.params["run"] / "died"
-        if is_worker and self.params["rank"] == 1 and index == 17 and not died.exists():
+        is_victim = self.params["rank"] == self.params["victim"]
+        if is_worker and is_victim and index == 17 and not died.exists():
             died.touch()
             os.kill(os.getppid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -395,35 +396,17 @@ def build_killed(params: Mapping[str, Any]) -> Experiment:
     )
 
 
-def test_a_worker_that_dies_at_the_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world_size", "victim"), [(1, 0), (2, 1), (3, 0), (4, 2)])
+def test_a_worker_that_dies_at_the_stop(
+    tmp_path: Path, world_size: int, victim: int
+) -> None:
     """The last steps load in the rank itself, and the state is saved."""
-    chosen = settings(1)
-    chosen["train"] |= {"epochs": 2, "global_batch_size": 4}
-    assert finish(tmp_path, 2, build_killed, chosen) == [ranks.STOPPED] * 2
+    chosen = settings(1, victim=victim)
+    chosen["train"] |= {"epochs": 4, "global_batch_size": 4}
+    codes = finish(tmp_path, world_size, build_killed, chosen)
+    assert set(codes) == {ranks.STOPPED}
     assert (tmp_path / "died").exists()
-    assert finish(tmp_path, 2, build_killed, chosen, at=1) == [0, 0]
-
-
-def build_resilient(params: Mapping[str, Any]) -> Experiment:
-    """Give the noisy experiment; its workers get the signals of the whole step."""
-
-    def on_log(step: int, _values: Mapping[str, float]) -> None:
-        if step != 4 or params["attempt"]:
-            return
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        assert len(children) == 2
-        for number in ranks.STOP_SIGNALS:
-            for pid in (*children, os.getpid()):
-                os.kill(int(str(pid)), number)
-
-    return replace(build_noisy(params), on_log=on_log, eval_data=None)
-
-
-def test_workers_outlive_the_signals(tmp_path: Path) -> None:
-    """Slurm signals every process of a step; the rank needs its workers to stop."""
-    started = ranks.start_training(tmp_path, 0, 1, build_resilient, settings(2))
-    assert started.wait() == [ranks.STOPPED], started.output()
-    assert "exited unexpectedly" not in started.output()
+    assert set(finish(tmp_path, world_size, build_killed, chosen, at=1)) == {0}
 
 
 def test_a_killed_rank_is_noticed_at_once_in_spite_of_workers(tmp_path: Path) -> None:

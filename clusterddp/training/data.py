@@ -1,9 +1,7 @@
 """Loading: batches whose random draws follow from (seed, epoch, sample) alone."""
 
-import ctypes
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +15,11 @@ from torch.utils.data import (
 )
 
 from clusterddp.training.randomness import mix, preserved, seed_all
+from clusterddp.training.workers import DEATHS, settle_worker, shielded
 
-__all__ = ["BatchSource", "SampleKey", "SeededBatches", "move", "settle_worker"]
+__all__ = ["BatchSource", "SampleKey", "SeededBatches", "move"]
 
 _SAMPLE = 0x73616D706C65  # "sample": keeps this stream apart from the others
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_IGNORED = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGCONT")
 
 
 class SampleKey(NamedTuple):
@@ -102,7 +99,7 @@ class BatchSource:
             # it would shift every later dropout mask of a resumed process.
             generator=torch.Generator().manual_seed(0),
         )
-        with _quiet_deaths():
+        with shielded():
             self._iterator: Iterator[Any] | None = iter(loader)
 
     def next(
@@ -118,7 +115,7 @@ class BatchSource:
         if self._iterator is not None:
             try:
                 return next(self._iterator)
-            except RuntimeError:
+            except DEATHS:
                 if not alone():
                     raise
                 self._iterator = None
@@ -129,42 +126,12 @@ class BatchSource:
         self._iterator = None
 
 
-@contextmanager
-def _quiet_deaths() -> Iterator[None]:
-    """Keep torch's SIGCHLD handler out.
-
-    It raises wherever the main thread happens to be when a worker dies, in the
-    middle of a save too. Without it a death is found where it matters, by the next
-    batch that does not come, within 5 s.
-    """
-    before = signal.getsignal(signal.SIGCHLD)
-    yield
-    if signal.getsignal(signal.SIGCHLD) is not before:
-        signal.signal(signal.SIGCHLD, before)
-
-
 class _Keys:
     def __init__(self, keys: Callable[[], Iterator[list[SampleKey]]]) -> None:
         self._keys = keys
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         return self._keys()
-
-
-def settle_worker(worker: int = 0) -> None:  # noqa: ARG001 - torch passes the number
-    """Let a worker outlive the signals that ask its rank to stop, but not its rank.
-
-    Slurm signals every process of a step. A worker that dies of it takes down its
-    rank before the step boundary where the state would have been saved.
-
-    A forked worker holds copies of its rank's sockets. While it lives, the other
-    ranks do not see that its rank was killed: 5 s, torch's watchdog, instead of a
-    few ms (measured on gloo). So the kernel kills it with its rank.
-    """
-    signal.set_wakeup_fd(-1)
-    for name in _IGNORED:
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _as_it_is(batch: object) -> object:
