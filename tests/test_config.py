@@ -176,6 +176,11 @@ def test_yaml_runs_no_code() -> None:
             "sample for each rank at least; use fewer ranks",
         ),
         (
+            "train:\n  eval_weights: ema",
+            "{job}:4: train.eval_weights: found ema, expected train.ema, such as 0.999; "
+            "there is no average without it",
+        ),
+        (
             "slurm:\n  extra:\n    ntasks-per-node: 3",
             "{job}:5: slurm.extra.ntasks-per-node: found --ntasks-per-node, expected "
             "an option that clusterddp does not set itself; remove it",

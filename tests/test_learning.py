@@ -21,10 +21,13 @@ from torch.utils.data import TensorDataset
 from clusterddp.config.schema import Train
 from clusterddp.dist import World, init_dist, shutdown
 from clusterddp.errors import NumbersError, UsageError
+from clusterddp.export import main as export
+from clusterddp.runs.directory import RunDirectory
 from clusterddp.training import Experiment
 from clusterddp.training import checkpoint_files as disk
 from clusterddp.training.agreement import check_equal
 from clusterddp.training.average import WeightAverage
+from clusterddp.training.evaluation import Evaluator
 from clusterddp.training.gradients import are_finite, gradients, total_norm
 from clusterddp.training.guard import NumberGuard
 from clusterddp.training.learner import Learner
@@ -62,7 +65,7 @@ def straight(run: Path, world_size: int, chosen: dict[str, Any]) -> dict[str, An
     return final_state(run)
 
 
-ALL = {"ema": 0.9, "clip_grad_norm": 0.5, "not_finite": "skip"}
+ALL = {"ema": 0.9, "eval_weights": "ema", "clip_grad_norm": 0.5, "not_finite": "skip"}
 QUICK = [
     (1, {"precision": "bf16", "accumulate": 2}),
     (2, {"precision": "fp16", "accumulate": 3}),
@@ -345,6 +348,36 @@ def test_the_guard_stops_skips_or_gives_up() -> None:
     with pytest.raises(NumbersError, match="found NaN or Inf in 3 steps in a row"):
         resumed.allows(finite=False, step=9)
     assert not NumberGuard("ignore", 3, scaled=False).is_watching
+
+
+def evaluate_alone(world: World, weights: str) -> float:
+    """Give the evaluation of weights from a file."""
+    experiment = build_noisy({})
+    experiment.model.load_state_dict(torch.load(weights, weights_only=True))
+    evaluator = Evaluator(experiment, world, CPU, Train(global_batch_size=48))
+    values = evaluator.run(experiment.model, interrupted=lambda: False)
+    assert values is not None
+    return values["loss"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_what_is_exported_is_what_was_evaluated(
+    tmp_path: Path, world_size: int
+) -> None:
+    """The average, if that was asked for; to the last bit."""
+    for chosen, words in (("raw", []), ("ema", ["--ema"])):
+        run = tmp_path / chosen
+        train = settings({}, ema=0.9, eval_weights=chosen)
+        lines = straight(run, world_size, train)["lines"]
+        RunDirectory(run).job_file.touch()
+        for name, given in (("same", words), ("other", [] if words else ["--ema"])):
+            out = run / f"{name}.pt"
+            assert export([str(run), str(out), *given]) == 0
+            started = ranks.start(
+                world_size, run / name, ranks.with_world, evaluate_alone, str(out)
+            )
+            found = {repr(value) for value in started.values()}
+            assert (found == {lines[-1]["eval/loss"]}) is (name == "same")
 
 
 def build_spoiled(params: Mapping[str, Any]) -> Experiment:

@@ -89,6 +89,12 @@ def _batch(job: Job) -> Iterator[Finding]:
         yield _finding("train.global_batch_size", found, expected, "use fewer ranks")
 
 
+def _average(job: Job) -> Iterator[Finding]:
+    if job.train.eval_weights == "ema" and job.train.ema is None:
+        advice = "there is no average without it"
+        yield _finding("train.eval_weights", "ema", "train.ema, such as 0.999", advice)
+
+
 def _extra(job: Job) -> Iterator[Finding]:
     for key in job.slurm.extra:
         option = _option(key)
@@ -151,6 +157,7 @@ _CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     _time,
     _backend,
     _batch,
+    _average,
     _extra,
     _one_line,
     _sweep,

@@ -109,6 +109,9 @@ class Train(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of an average of the weights over the steps"
     )
+    eval_weights: Literal["raw", "ema"] = Field(
+        "raw", description="evaluate the weights as they are, or their average"
+    )
     not_finite: Literal["stop", "skip", "ignore"] = Field(
         "stop", description="what to do with a step whose gradients hold NaN or Inf"
     )

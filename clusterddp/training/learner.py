@@ -203,6 +203,12 @@ class Learner:
                 for buffer in self.model.buffers():
                     dist.broadcast(buffer, 0)
 
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Give the model, inside, the weights that are evaluated."""
+        if self._train.eval_weights == "raw" or self.average is None:
+            return nullcontext()
+        return self.average.in_place()
+
     def state(self) -> dict[str, dict[str, Any]]:
         """Give references to all that a checkpoint must hold, by file name."""
         optimizer: dict[str, Any] = {

@@ -179,9 +179,10 @@ class Trainer:
             return {}
         tools.progress.update(phase="eval")
         tools.learner.spread_buffers()
-        values = tools.evaluator.run(
-            tools.learner.model, interrupted=lambda: self._stop.requested
-        )
+        with tools.learner.evaluated():
+            values = tools.evaluator.run(
+                tools.learner.model, interrupted=lambda: self._stop.requested
+            )
         if values is not None:
             self._at.metrics = values
         return values
