@@ -11,11 +11,11 @@ from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.evidence import AttemptEvidence, read_evidence
 from clusterddp.runs.facts import read_facts
 from clusterddp.runs.finding import find_root, find_run
+from clusterddp.runs.folding import name_ranks
 from clusterddp.runs.output import (
     Follower,
     headline,
-    rank_logs,
-    read_lines,
+    read_ranks,
     render_attempt,
 )
 from clusterddp.runs.survey import survey
@@ -113,13 +113,16 @@ def _of_all(attempts: Sequence[AttemptDirectory]) -> Iterator[str]:
 def _of_rank(
     run: RunDirectory, attempts: Sequence[AttemptDirectory], rank: int
 ) -> Iterator[str]:
-    logs = [rank_logs(attempt) for attempt in attempts]
-    known = sorted({one for found in logs for one in found})
+    said = [read_ranks(attempt) for attempt in attempts]
+    known = sorted({one for found in said for one in found})
     if rank not in known:
-        there = f"ranks 0 to {known[-1]}" if known else "no rank's log"
-        message = f"--rank {rank}: {run.path} has {there}; give one that there is"
+        there = f"words of ranks {name_ranks(known)}" if known else "no rank's log"
+        message = (
+            f"--rank {rank}: {run.path} has {there}; give one that there is "
+            "(log.ranks of the job file says whose output is kept)"
+        )
         raise UsageError(message)
-    return (line for found in logs if rank in found for line in read_lines(found[rank]))
+    return (line for found in said for line in found.get(rank, []))
 
 
 def _errors(run: RunDirectory, attempts: Sequence[AttemptDirectory]) -> list[str]:

@@ -28,7 +28,7 @@ from clusterddp.errors import (
     ClusterDDPError,
     UsageError,
 )
-from clusterddp.launch.environment import AGENT, LAUNCHER
+from clusterddp.launch.environment import AGENT, LAUNCHER, OUTPUT
 from clusterddp.launch.lifeline import end_with_parent
 from clusterddp.launch.orphan import OrphanWatch
 from clusterddp.launch.rank import (
@@ -98,14 +98,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settle_in(seat: Seat | None) -> None:
-    """Under our agent: write to the rank's own log, and go when the agent goes."""
+    """Under our agent: write to the rank's log, if any, and go when the agent goes."""
     agent, rank = os.environ.get(AGENT), os.environ.get("RANK")
     if seat is None or agent is None or rank is None:
         return
     end_with_parent(int(agent))
-    log = os.open(
-        seat.attempt.rank_log(int(rank)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
-    )
+    kept = os.environ.get(OUTPUT, "all")
+    if kept == "node":
+        return  # the agent has given it a pipe
+    is_kept = kept == "all" or int(rank) == 0
+    path = seat.attempt.rank_log(int(rank)) if is_kept else Path(os.devnull)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
     os.close(log)

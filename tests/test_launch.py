@@ -46,10 +46,22 @@ SHAPES: dict[str, dict[str, object]] = {
         "slurm": {"nodes": 2, "tasks_per_node": 4, "cpus_per_task": 3},
     },
 }
+KEPT: dict[str, dict[str, object]] = {
+    "kept-0": {"log": {"ranks": 0}},
+    "kept-node": {"log": {"ranks": "node"}},
+    "kept-of-65": {"slurm": {"nodes": 13, "tasks_per_node": 5}},
+    "kept-of-64": {"slurm": {"nodes": 8, "tasks_per_node": 8}},
+    "kept-all-of-65": {
+        "log": {"ranks": "all"},
+        "slurm": {"nodes": 13, "tasks_per_node": 5},
+    },
+    "kept-0-agents": {**SHAPES["agents"], "log": {"ranks": 0}},
+    "kept-node-agents": {**SHAPES["agents"], "log": {"ranks": "node"}},
+}
 
 
 def job(shape: str) -> Job:
-    values = {"name": "digits", "experiment": "a.b:build", **SHAPES[shape]}
+    values = {"name": "digits", "experiment": "a.b:build", **(SHAPES | KEPT)[shape]}
     return Job.model_validate(values)
 
 
@@ -68,7 +80,7 @@ def test_sbatch_script(shape: str) -> None:
     check_golden(f"{shape}.sbatch", render_script(job(shape), RUN, PYTHON))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES | KEPT)
 def test_step_command(shape: str) -> None:
     """The srun line that starts the ranks, one word a line."""
     words = step_command(job(shape), RUN, RUN.attempt(3), PYTHON)

@@ -316,7 +316,7 @@ def test_logs_choose_and_refuse(
     good = str(replay("finished", tmp_path / "f").run.path)
     for words, text in (
         ([run, "--attempt", "7"], "has the attempts 0 to 1; give one of them"),
-        ([run, "--rank", "7"], "has ranks 0 to 1; give one that there is"),
+        ([run, "--rank", "7"], "has words of ranks 0-1; give one that there is"),
         ([waiting], "no attempt yet, so nothing was said"),
         ([good, "--errors"], "no rank told of a failure"),
     ):

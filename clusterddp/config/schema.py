@@ -32,6 +32,7 @@ __all__ = [
     "InitFrom",
     "Job",
     "Launcher",
+    "Kept",
     "Log",
     "Profile",
     "Retry",
@@ -43,6 +44,13 @@ __all__ = [
 Launcher = Literal["slurm", "pytorch", "none"]
 Cluster = Literal["slurm", "local"]
 
+Kept = Literal[0, "node", "all"]
+
+FIRST_DELAY_S = 90.0
+"""How long before the time limit ranks are asked to stop, unless told or learned."""
+
+_MOST_FILES = 64
+"""More ranks than this share one file per node, unless told otherwise."""
 
 class DistParams(Section):
     """What `init_dist` is given; durations in seconds."""
@@ -160,10 +168,15 @@ class Checkpoint(Section):
 
 
 class Log(Section):
-    """How often the loss is logged, in steps."""
+    """How often the loss is logged, and whose output is kept."""
 
     every: Positive = Field(10, description="steps between two log points")
 
+    ranks: Kept | None = Field(
+        None,
+        description="whose output is kept: 0 (rank 0's), node (a file per node), all "
+        "(a file per rank); null: all up to 64 ranks, then node",
+    )
 
 class Slurm(Section):
     """What Slurm is asked for; the names are sbatch's own."""
@@ -309,7 +322,7 @@ class Job(Section):
     checkpoint: Checkpoint = Field(
         Checkpoint(), description="when checkpoints are written and which stay"
     )
-    log: Log = Field(Log(), description="how often is logged")
+    log: Log = Field(Log(), description="how often is logged; whose output is kept")
     slurm: Slurm = Field(Slurm(), description="what Slurm is asked for")
     retry: Retry = Field(Retry(), description="how often the run may be started again")
     code: Code = Field(Code(), description="what is kept of the code")
@@ -334,6 +347,13 @@ class Job(Section):
     def outlives_nodes(self) -> bool:
         """Whether the job shall go on where it is when it loses a node."""
         return self.slurm.spare_nodes > 0 or self.retry.shrink
+
+    @property
+    def kept_output(self) -> Kept:
+        """Whose output is kept: what `log.ranks` says, else by the number of ranks."""
+        if self.log.ranks is not None:
+            return self.log.ranks
+        return "all" if self.world_size <= _MOST_FILES else "node"
 
     @property
     def where(self) -> Cluster:

@@ -46,7 +46,8 @@ from clusterddp.dist.arguments import parse_port_range
 from clusterddp.dist.rendezvous import meet_store
 from clusterddp.dist.world import World, world_from_environment
 from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, ClusterDDPError
-from clusterddp.launch.environment import AGENT, ATTEMPT
+from clusterddp.launch.environment import AGENT, ATTEMPT, OUTPUT
+from clusterddp.launch.labels import LabelledOutput
 from clusterddp.launch.lifeline import end_with_parent
 from clusterddp.runs.changes import read_run_job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
@@ -84,16 +85,23 @@ class _Backend(C10dRendezvousBackend):
         return _NAME
 
 
-class _NoLogs(LogsSpecs):
-    """Leaves the output alone: each rank opens its own log."""
+class _Logs(LogsSpecs):
+    """Leaves the output alone (each rank opens its own log), or gives it labels."""
+
+    def __init__(self, output: LabelledOutput | None) -> None:
+        super().__init__()
+        self._output = output
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         ranks = range(len(envs))
         for rank in ranks:
             envs[rank]["TORCHELASTIC_ERROR_FILE"] = ""
+        paths = dict.fromkeys(ranks, "")
+        if self._output is not None:
+            paths = {rank: self._output.open(int(envs[rank]["RANK"])) for rank in ranks}
         return LogsDest(
-            stdouts=dict.fromkeys(ranks, ""),
-            stderrs=dict.fromkeys(ranks, ""),
+            stdouts=paths,
+            stderrs=paths,
             tee_stdouts={},
             tee_stderrs={},
             error_files=dict.fromkeys(ranks, ""),
@@ -136,20 +144,33 @@ def main(arguments: list[str]) -> int:
     attempt = run.attempt(int(os.environ[ATTEMPT]))
     job = read_run_job(run)
     seat = _Seat.of(job, os.environ)
-    launch = _Launch(_config(job, attempt, seat), _rank_command(run))
-    os.environ[AGENT] = str(os.getpid())
+    output = _open_output(job, attempt, seat)
+    launch = _Launch(_config(job, attempt, seat, output), _rank_command(run))
+    os.environ[AGENT], os.environ[OUTPUT] = str(os.getpid()), str(job.kept_output)
     launch.start()
     while launch.is_alive():
         launch.join(_POLL_S)
         _pass_on(requests)
+    if output is not None:
+        output.close()
     return _outcome(attempt, launch.error)
+
+
+def _open_output(
+    job: Job, attempt: AttemptDirectory, seat: _Seat
+) -> LabelledOutput | None:
+    if job.kept_output != "node":
+        return None
+    return LabelledOutput(attempt.node_log(seat.world.node_rank))
 
 
 def _rank_command(run: RunDirectory) -> list[str]:
     return ["-u", "-m", "clusterddp.train", str(run.path), "--launcher", "pytorch"]
 
 
-def _config(job: Job, attempt: AttemptDirectory, seat: _Seat) -> LaunchConfig:
+def _config(
+    job: Job, attempt: AttemptDirectory, seat: _Seat, output: LabelledOutput | None
+) -> LaunchConfig:
     """Describe the launch to torch; the meeting itself is ours."""
     wait_s = int(job.dist_params.rendezvous_timeout)
     nodes = seat.world.num_nodes
@@ -174,7 +195,7 @@ def _config(job: Job, attempt: AttemptDirectory, seat: _Seat) -> LaunchConfig:
         rdzv_configs={"join_timeout": wait_s, "last_call_timeout": 1},
         max_restarts=0,
         monitor_interval=_POLL_S,
-        logs_specs=_NoLogs(),
+        logs_specs=_Logs(output),
         local_addr=address_candidates(os.environ, loopback=nodes == 1)[0],
     )
 

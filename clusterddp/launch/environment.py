@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from clusterddp.config.schema import Job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 
-__all__ = ["AGENT", "ATTEMPT", "LAUNCHER", "RUN_DIR", "rank_environment"]
+__all__ = ["AGENT", "ATTEMPT", "LAUNCHER", "OUTPUT", "RUN_DIR", "rank_environment"]
 
 RUN_DIR = "CLUSTERDDP_RUN_DIR"
 ATTEMPT = "CLUSTERDDP_ATTEMPT"
 LAUNCHER = "CLUSTERDDP_LAUNCHER"
 AGENT = "CLUSTERDDP_AGENT"
 """The pid of our agent, for the ranks that it started."""
+OUTPUT = "CLUSTERDDP_OUTPUT"
+"""Whose output is kept, for the ranks of our agent: `Job.kept_output`."""
 
 # Both carry what sbatch was told per task. One agent per node asks for other
 # numbers, and srun refuses to start where SLURM_CPUS_PER_TASK and

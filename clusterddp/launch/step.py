@@ -42,13 +42,13 @@ def step_command(
         "--input=none",
         "--export=ALL",
         "--kill-on-bad-exit=1",
-        "--unbuffered",
         "--mpi=none",
         *(["--no-kill"] if job.outlives_nodes else []),
         *_exclude(without),
         f"--job-name={job.name}",
-        f"--output={_output(job, attempt)}",
+        *_output(job, attempt),
         *job.slurm.srun_args,
+        *_first_only(job, attempt),
         *_program(job, run, job.slurm.python or (python,)),
     ]
 
@@ -106,10 +106,36 @@ def _shape(job: Job, nodes: int) -> list[str]:
     ]
 
 
-def _output(job: Job, attempt: AttemptDirectory) -> str:
-    # %t is the task's number in the step; a percent sign of the path is doubled.
-    name = "agent-%4t.log" if job.launcher == "pytorch" else "rank-%4t.log"
-    return f"{str(attempt.path).replace('%', '%%')}/{name}"
+def _output(job: Job, attempt: AttemptDirectory) -> list[str]:
+    """Give srun's words on where the tasks' output goes (srun(1), IO redirection).
+
+    Labelled lines come whole only without --unbuffered: with it 22.05 put a label
+    before every piece that a task wrote (measured). The ranks are unbuffered anyway,
+    by PYTHONUNBUFFERED.
+    """
+    place = str(attempt.path).replace("%", "%%")
+    if job.kept_output == 0:
+        return ["--output=none"]
+    if job.launcher == "pytorch":  # the agents see to the ranks' output
+        return ["--unbuffered", f"--output={place}/agent-%4t.log"]
+    if job.kept_output == "node":
+        return ["--label", f"--output={place}/node-%4n.log"]
+    return ["--unbuffered", f"--output={place}/rank-%4t.log"]
+
+
+_FIRST_ONLY = '[ "$SLURM_PROCID" != 0 ] || exec >>"$0" 2>&1; exec "$@"'
+
+
+def _first_only(job: Job, attempt: AttemptDirectory) -> list[str]:
+    """Give the words that let task 0 alone keep its output.
+
+    srun's own way, `--output=0`, would mix the task's words with srun's. The shell is
+    replaced, so that the ranks stay direct children of slurmstepd.
+    """
+    if job.kept_output != 0:
+        return []
+    name = "agent-0000.log" if job.launcher == "pytorch" else "rank-0000.log"
+    return ["sh", "-c", _FIRST_ONLY, str(attempt.path / name)]
 
 
 def _program(job: Job, run: RunDirectory, python: Sequence[str]) -> list[str]:

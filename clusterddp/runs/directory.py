@@ -79,8 +79,12 @@ class AttemptDirectory:
         return self.verdicts / f"rank-{rank}.json"
 
     def rank_log(self, rank: int) -> Path:
-        """The output of one rank."""
+        """The output of one rank, where each rank has a file."""
         return self.path / f"rank-{rank:04d}.log"
+
+    def node_log(self, node: int) -> Path:
+        """The output of all ranks of a node, where they share a file."""
+        return self.path / f"node-{node:04d}.log"
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from clusterddp.runs.blame import find_blame
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.facts import Facts
 from clusterddp.runs.ledger import Event
-from clusterddp.runs.output import split_lines
+from clusterddp.runs.logfiles import find_log, read_last_lines, read_last_words
 from clusterddp.runs.verdict import Ending, Verdict, read_summary, read_verdicts
 
-__all__ = ["AttemptEvidence", "reached_steps", "read_evidence", "read_last_lines"]
+__all__ = ["AttemptEvidence", "reached_steps", "read_evidence"]
 
-_TAIL = 1 << 14
 _STACK_LINES = 14
 _FAILED = ("crash", "wrong job", "stalled", "out of memory", "node failure")
 
@@ -48,6 +47,11 @@ class AttemptEvidence:
     stack: tuple[str, ...] = ()
 
     @property
+    def log(self) -> Path | None:
+        """Where the words of the rank to blame stand; None: nobody, or not kept."""
+        return None if self.rank is None else find_log(self.attempt, self.rank)
+
+    @property
     def cause(self) -> str | None:
         """Why it ended, in the ledger's word."""
         return None if self.ended is None else str(self.ended.values.get("cause"))
@@ -76,7 +80,7 @@ def read_evidence(facts: Facts, number: int) -> AttemptEvidence:
         blame,
         verdicts,
         said,
-        read_last_lines(attempt.rank_log(0 if rank is None else rank)),
+        read_last_words(attempt, 0 if rank is None else rank),
         tuple(_stacks(attempt)),
         _first_stack(attempt, rank),
     )
@@ -167,15 +171,3 @@ def reached_steps(run: RunDirectory) -> dict[int, int]:
         if steps:
             found[attempt.number] = max(steps)
     return found
-
-
-def read_last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
-    """Give the last lines of a text file; none if it is not there."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL))
-            lines = split_lines(file.read())
-    except OSError:
-        return ()
-    return tuple(line for line in lines if line.strip())[-count:]

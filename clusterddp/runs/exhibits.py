@@ -86,7 +86,7 @@ def _history(facts: Facts) -> str:
 def _attempt_evidence(one: AttemptEvidence) -> Iterator[tuple[str, str]]:
     place = one.attempt.path / "stacks"
     is_silent = bool(one.blame) and not one.traceback
-    log = "" if one.rank is None else str(one.attempt.rank_log(one.rank))
+    log = "" if one.log is None else str(one.log)
     found = (
         ("first", one.blame),
         ("traceback", _tail(one.traceback.splitlines())),

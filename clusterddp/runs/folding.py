@@ -4,14 +4,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["fold", "prefix"]
+__all__ = ["fold", "name_ranks", "prefix"]
 
 
 def prefix(ranks: Sequence[int], world: int) -> str:
     """Give `[3]`, `[0-2,5]`, or `[x8]` for all of several ranks."""
     if len(ranks) == world and world > 1:
         return f"[x{world}]"
-    return f"[{','.join(_ranges(ranks))}]"
+    return f"[{name_ranks(ranks)}]"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Give `0-2,5`."""
+    return ",".join(_ranges(ranks))
 
 
 def _ranges(ranks: Sequence[int]) -> Iterator[str]:

@@ -3,10 +3,11 @@
 import time
 
 from clusterddp.runs.directory import RunDirectory
-from clusterddp.runs.evidence import AttemptEvidence, read_evidence, read_last_lines
+from clusterddp.runs.evidence import AttemptEvidence, read_evidence
 from clusterddp.runs.exhibits import Case
 from clusterddp.runs.explanation import Explanation, explain
 from clusterddp.runs.facts import Facts
+from clusterddp.runs.logfiles import read_last_lines
 from clusterddp.runs.survey import survey
 from clusterddp.slurm.jobs import Phase
 from clusterddp.slurm.listing import ListedJob, ask_accounting

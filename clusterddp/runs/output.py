@@ -1,52 +1,27 @@
-"""The output of a run: one file per rank and attempt, read whole or as it grows."""
+"""The output of a run: what the ranks said, read whole or as it grows."""
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from clusterddp.files import read_json
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.folding import fold, prefix
+from clusterddp.runs.logfiles import LogFile, list_logs
 
-__all__ = [
-    "Follower",
-    "headline",
-    "rank_logs",
-    "read_lines",
-    "render_attempt",
-    "split_lines",
-]
-
-_LOG = re.compile(r"rank-(\d{4,})\.log")
+__all__ = ["Follower", "headline", "read_ranks", "render_attempt"]
 
 
-def rank_logs(attempt: AttemptDirectory) -> dict[int, Path]:
-    """Give the log of every rank that has one, by rank."""
-    try:
-        names = [path.name for path in attempt.path.iterdir()]
-    except OSError:
-        return {}
-    found = {int(m[1]): attempt.path / m[0] for m in map(_LOG.fullmatch, names) if m}
+def read_ranks(attempt: AttemptDirectory) -> dict[int, list[str]]:
+    """Give the lines of every rank whose output was kept, by rank."""
+    return _gather(_Reader(log).read(to_end=True) for log in list_logs(attempt))
+
+
+def _gather(parts: Iterator[Mapping[int, list[str]]]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for part in parts:
+        for rank, lines in part.items():
+            found.setdefault(rank, []).extend(lines)
     return dict(sorted(found.items()))
-
-
-def read_lines(path: Path) -> list[str]:
-    """Give a log's lines; none if it is not there."""
-    try:
-        return split_lines(path.read_bytes())
-    except OSError:
-        return []
-
-
-def split_lines(data: bytes) -> list[str]:
-    """Give the lines of some output; one that overwrote itself counts as its last form.
-
-    A carriage return is what progress bars write; it ends no line.
-    """
-    lines = data.decode(errors="replace").split("\n")
-    whole = lines if lines[-1] else lines[:-1]
-    return [line.rstrip("\r").rpartition("\r")[2] for line in whole]
 
 
 def headline(attempt: AttemptDirectory) -> str:
@@ -58,7 +33,7 @@ def headline(attempt: AttemptDirectory) -> str:
 
 def render_attempt(attempt: AttemptDirectory) -> Iterator[str]:
     """Give the output of all ranks of an attempt, each line with who said it."""
-    lines = {rank: read_lines(path) for rank, path in rank_logs(attempt).items()}
+    lines = read_ranks(attempt)
     for ranks, line in fold(lines):
         yield f"{prefix(ranks, len(lines))} {line}"
 
@@ -67,19 +42,23 @@ def render_attempt(attempt: AttemptDirectory) -> Iterator[str]:
 class _Reader:
     """Reads what was added to a file since the last look: whole lines only."""
 
-    path: Path
+    log: LogFile
     offset: int = 0
+    ranks: set[int] = field(default_factory=set)
 
-    def read(self, *, to_end: bool = False) -> list[str]:
+    def read(self, *, to_end: bool = False) -> dict[int, list[str]]:
+        """Give the new lines of every rank that ever said something here."""
         try:
-            with self.path.open("rb") as file:
+            with self.log.path.open("rb") as file:
                 file.seek(self.offset)
                 data = file.read()
         except OSError:
-            return []
+            data = b""
         whole = data if to_end else data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        return split_lines(whole)
+        new = self.log.split(whole)
+        self.ranks |= set(new)
+        return {rank: new.get(rank, []) for rank in self.ranks}
 
 
 @dataclass
@@ -97,7 +76,7 @@ class Follower:
     run: RunDirectory
     rank: int | None = None
     first: int = 0
-    _readers: dict[int, dict[int, _Reader]] = field(default_factory=dict)
+    _readers: dict[int, dict[str, _Reader]] = field(default_factory=dict)
 
     def look(self) -> list[str]:
         """Give the new lines, with the headline of an attempt that is new."""
@@ -111,10 +90,10 @@ class Follower:
 
     def _look_at(self, attempt: AttemptDirectory, *, is_last: bool) -> Sequence[str]:
         readers = self._readers.setdefault(attempt.number, {})
-        for rank, path in rank_logs(attempt).items():
-            if self.rank in (None, rank):
-                readers.setdefault(rank, _Reader(path))
-        new = {rank: one.read(to_end=not is_last) for rank, one in readers.items()}
+        for log in list_logs(attempt):
+            if self.rank is None or log.rank in (None, self.rank):
+                readers.setdefault(log.path.name, _Reader(log))
+        new = _gather(one.read(to_end=not is_last) for one in readers.values())
         if self.rank is not None:
             return new.get(self.rank, [])
         return [f"{prefix(who, len(new))} {line}" for who, line in fold(new)]

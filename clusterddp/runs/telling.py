@@ -6,6 +6,7 @@ from clusterddp.runs.blame import find_blame
 from clusterddp.runs.decision import FAILURES, Decision
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.history import newest_checkpoint
+from clusterddp.runs.logfiles import find_log
 from clusterddp.runs.verdict import Cause, Ending, Past
 
 __all__ = ["explain", "remember", "to_event"]
@@ -45,8 +46,8 @@ def explain(
     """Say in the log whom to blame, and what follows."""
     if cause in _BLAMED:
         blame = find_blame(ending)
-        log = attempt.path if blame.rank is None else attempt.rank_log(blame.rank)
-        _LOG.error("%s\n  see %s", blame.text, log)
+        log = None if blame.rank is None else find_log(attempt, blame.rank)
+        _LOG.error("%s\n  see %s", blame.text, log or attempt.path)
     _LOG.log(
         logging.INFO if decision.exit_code == 0 else logging.WARNING,
         "attempt %d: %s -> %s: %s",

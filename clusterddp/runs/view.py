@@ -5,16 +5,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from clusterddp.files import read_json
 from clusterddp.runs.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from clusterddp.runs.output import Follower
 
 __all__ = ["RunView", "live_view"]
 
@@ -89,8 +87,7 @@ class RunView:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._display: _Display = _Bar() if sys.stderr.isatty() else _Lines()
-        self._log: Path | None = None
-        self._offset = 0
+        self._follower: Follower | None = None
 
     def say(self, line: str) -> None:
         """Show a line of one's own."""
@@ -99,30 +96,16 @@ class RunView:
     def update(self) -> None:
         """Show the lines of rank 0 since the last call, and where the run stands."""
         attempts = self._run.list_attempts()
-        if attempts and (newest := attempts[-1].rank_log(0)) != self._log:
-            self._print_new_lines()
-            self._log, self._offset = newest, 0
-        self._print_new_lines()
+        if self._follower is None and attempts:
+            self._follower = Follower(self._run, 0, attempts[-1].number)
+        for line in self._follower.look() if self._follower else ():
+            self._display.say(line)
         self._display.show(read_json(self._run.progress) or {})
 
     def close(self) -> None:
         """Show the rest and give the terminal back."""
         self.update()
         self._display.close()
-
-    def _print_new_lines(self) -> None:
-        if self._log is None:
-            return
-        try:
-            with self._log.open("rb") as file:
-                file.seek(self._offset)
-                whole = file.read().rpartition(b"\n")[0]
-        except FileNotFoundError:
-            return
-        if whole:
-            self._offset += len(whole) + 1
-            for line in whole.decode(errors="replace").split("\n"):
-                self._display.say(line)
 
 
 class _Thread(threading.Thread):
