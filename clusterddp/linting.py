@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from clusterddp.config import Job, load_job, runs_root
@@ -15,6 +16,7 @@ from clusterddp.config.lint import Advice, Site, lint_job
 from clusterddp.errors import SlurmError
 from clusterddp.runs.finding import list_named
 from clusterddp.runs.saves import advise, read_experience
+from clusterddp.runs.timing import read_room
 from clusterddp.slurm.patience import is_transient
 from clusterddp.slurm.programs import Runner, run_program
 
@@ -31,7 +33,10 @@ def lint(path: Path, *, as_json: bool) -> int:
         UsageError: the file cannot be used at all.
     """
     job = load_job(path)
-    found = lint_job(job, read_site(runs_root(job, None, os.environ)))
+    root = runs_root(job, None, os.environ)
+    start_s, interval_s = read_room(list_named(root, job.name))
+    site = replace(read_site(root), start_s=start_s, interval_s=interval_s)
+    found = lint_job(job, site)
     found += _advise_saves(job)
     refusal = _ask_sbatch(job, path)
     if refusal:

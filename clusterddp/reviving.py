@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from clusterddp.config.room import judge_room
 from clusterddp.errors import ClusterDDPError, SlurmError, UsageError
 from clusterddp.launch.successor import (
     find_sent_job,
@@ -26,6 +27,7 @@ from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.facts import Facts, read_facts
 from clusterddp.runs.finding import find_root, select_runs
 from clusterddp.runs.revival import STATES, Judgement, Known, Wish, judge
+from clusterddp.runs.timing import read_room
 from clusterddp.slurm.hold import lift_hold
 from clusterddp.slurm.listing import ask_accounting, ask_queue
 from clusterddp.tables import plain_table
@@ -212,6 +214,8 @@ def _carry_out(
         return "runs here", None
     from clusterddp.supervise import in_job
 
+    if text := judge_room(job, *read_room([run])):
+        _LOG.warning("%s: slurm.time: %s", run.path, text)
     sent = send_further_job(
         run, job, os.environ, in_job, changes=order.changes, seen=known.claims
     )

@@ -21,6 +21,7 @@ from clusterddp.config import (
     runs_root,
 )
 from clusterddp.config.checks import warn_about
+from clusterddp.config.room import judge_room
 from clusterddp.errors import SlurmError, UsageError
 from clusterddp.files import write_atomic
 from clusterddp.launch.admission import (
@@ -32,7 +33,7 @@ from clusterddp.launch.admission import (
 )
 from clusterddp.runs.claims import next_token
 from clusterddp.runs.directory import RunDirectory, create_run, new_id, point_latest
-from clusterddp.runs.finding import find_run
+from clusterddp.runs.finding import find_run, list_named
 from clusterddp.runs.ledger import Ledger
 from clusterddp.runs.snapshot import (
     CodePlan,
@@ -43,6 +44,7 @@ from clusterddp.runs.snapshot import (
 )
 from clusterddp.runs.source import copy_checkpoint, find_named, fix_source
 from clusterddp.runs.survey import survey
+from clusterddp.runs.timing import read_room
 from clusterddp.runs.verdict import read_summary
 from clusterddp.slurm.environment import clean_environment
 from clusterddp.sweeping import submit_sweep
@@ -74,7 +76,8 @@ def submit(given: argparse.Namespace) -> int:
     if plan is not None and plan.names:
         code = job.code.model_copy(update={"root": str(plan.root)})
         job = job.model_copy(update={"code": code})
-    for warning in [*warn_about(job), *(plan.notes if plan else ())]:
+    warnings = [*warn_about(job), *_warn_of_time(job, root)]
+    for warning in [*warnings, *(plan.notes if plan else ())]:
         _LOG.warning("%s", warning)
     if job.sweep is not None:
         return submit_sweep(job, root, plan, given)
@@ -95,6 +98,11 @@ def submit(given: argparse.Namespace) -> int:
             run.code,
         )
     return exit_code
+
+
+def _warn_of_time(job: Job, root: Path) -> list[str]:
+    text = judge_room(job, *read_room(list_named(root, job.name)))
+    return [] if text is None else [f"slurm.time: {text}"]
 
 
 def _dependency(word: str | None, job: Job, root: Path) -> str | None:

@@ -27,6 +27,7 @@ from clusterddp.launch.watch import Watch
 from clusterddp.processes import creation_time
 from clusterddp.runs.changes import read_run_job
 from clusterddp.runs.decision import Action, Decision, decide
+from clusterddp.runs.delay import delay_in_force
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory, claim_attempt
 from clusterddp.runs.history import (
     is_cancel_requested,
@@ -85,6 +86,7 @@ class _Supervisor:
         self._run = run
         self._job = job
         self._allocation = allocation
+        self._delay_s = delay_in_force(run, job)
         self._requests: list[int] = []
         self._given_up: tuple[str, ...] = ()
 
@@ -124,7 +126,7 @@ class _Supervisor:
             ledger = Ledger(self._run, f"attempt-{attempt.path.name}")
             ledger.add("attempt_started", **owner, **self._describe(attempt))
             ending = self._watch(attempt, ledger)
-            cause = classify(ending, self._job.slurm.signal_delay)
+            cause = classify(ending, self._delay_s)
             past = [*read_past(self._run), remember(cause, ending, self._run)]
             ledger.add("attempt_ended", **to_event(attempt, ending, past[-1]))
             is_gone = ending.is_requeued
@@ -233,7 +235,7 @@ class _Supervisor:
 
     def _keep_dead(self, ending: Ending) -> None:
         """Cancel a job that Slurm has requeued, though its run shall stop."""
-        is_over = classify(ending, self._job.slurm.signal_delay) is not Cause.REQUEUED
+        is_over = classify(ending, self._delay_s) is not Cause.REQUEUED
         if self._allocation is not None and ending.is_requeued and is_over:
             self._allocation.cancel()
 

@@ -140,7 +140,7 @@ def test_yaml_runs_no_code() -> None:
             "{job}:3: checkpoint.keep: found 1, expected greater than or equal to 2",
         ),
         (
-            "slurm: {time: 80s}",
+            "slurm: {time: 80s, signal_delay: 90s}",
             "{job}:3: slurm.time: found 80s, expected more than slurm.signal_delay "
             "(90s); Slurm would stop the job as it starts: change one of the two",
         ),

@@ -15,7 +15,7 @@ from tests.runs import ROOT, finish, write_job
 from tests.test_slurm_runs import start
 
 TRAPS: dict[str, tuple[dict[str, object], Site, str]] = {
-    "CD001": ({"slurm": {"time": "3m"}}, Site(), "expected less than half of it"),
+    "CD001": ({"slurm": {"time": "4m"}}, Site(), "expected less than half of it"),
     "CD002": ({}, Site(kill_wait_s=5), "found KillWait=5 in slurm.conf"),
     "CD003": ({"slurm": {"extra": {"gpus-per-task": 1}}}, Site(), "one device only"),
     "CD004": ({"train": {"workers": 2}}, Site(), "found 1 for a rank with 2 loader"),
@@ -27,6 +27,7 @@ TRAPS: dict[str, tuple[dict[str, object], Site, str]] = {
         "not a multiple of 2 ranks",
     ),
     "CD008": ({}, Site(free_mb=100), "found 0.1 GiB free, expected room for 4"),
+    "CD011": ({}, Site(start_s=500.0), "expected more than 500s to start (measured)"),
 }
 
 

@@ -195,7 +195,7 @@ def test_changes_are_kept_in_the_ledger_and_add_up(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="slurm.nodes: found 0, expected greater"):
         read_run_job(run, ["slurm.nodes=0"])
     with pytest.raises(UsageError, match="signal_delay"):
-        read_run_job(run, ["slurm.time=1m"])
+        read_run_job(run, ["slurm.time=1m", "slurm.signal_delay=1m"])
 
 
 def test_only_shape_and_budgets_may_change() -> None:

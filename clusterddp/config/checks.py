@@ -56,7 +56,7 @@ def _launcher(job: Job) -> Iterator[Finding]:
 
 
 def _time(job: Job) -> Iterator[Finding]:
-    limit, delay = job.slurm.time, job.slurm.signal_delay
+    limit, delay = job.slurm.time, job.slurm.first_delay_s
     if job.where != "slurm":
         return
     if limit < _SLURM_MINUTE_S:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from clusterddp.config.checks import warn_about
+from clusterddp.config.room import EARLY_S, judge_room
 from clusterddp.config.schema import Job
 
 __all__ = ["RULES", "Advice", "Site", "lint_job"]
 
-_EARLY_S = 60.0
 _SAVE_S = 30.0
 _SUPERVISOR_MB = 500
 _UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
@@ -22,10 +22,14 @@ class Site:
     Attributes:
         kill_wait_s: Slurm's KillWait: from SIGTERM to SIGKILL.
         free_mb: free space where runs lie, in MiB.
+        start_s: what earlier runs of the name needed until their first step.
+        interval_s: the time between two of their saves.
     """
 
     kill_wait_s: float | None = None
     free_mb: float | None = None
+    start_s: float | None = None
+    interval_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ def _say(found: str, expected: str, advice: str) -> str:
 
 
 def _signal_delay(job: Job, _: Site) -> Found:
-    limit, delay = job.slurm.time, job.slurm.signal_delay
-    if job.where == "slurm" and limit < 2 * (delay + _EARLY_S):
+    limit, delay = job.slurm.time, job.slurm.first_delay_s
+    if job.where == "slurm" and limit < 2 * (delay + EARLY_S):
         found, expected = f"{delay:g}s of a limit of {limit:g}s", "less than half of it"
         advice = "Slurm may send the signal 60 s early (sbatch(1)); raise slurm.time"
         yield "slurm.signal_delay", _say(found, expected, advice)
@@ -126,6 +130,12 @@ def _disk(job: Job, site: Site) -> Found:
         yield "runs", _say(found, expected, advice)
 
 
+def _room(job: Job, site: Site) -> Found:
+    text = judge_room(job, site.start_s, site.interval_s)
+    if text is not None:
+        yield "slurm.time", text
+
+
 RULES: dict[str, tuple[str, Callable[[Job, Site], Found]]] = {
     "CD001": ("the warning before the time limit against the limit", _signal_delay),
     "CD002": ("Slurm's KillWait against the time of a save", _kill_wait),
@@ -135,5 +145,6 @@ RULES: dict[str, tuple[str, Callable[[Job, Site], Found]]] = {
     "CD006": ("a fixed port or address", _port),
     "CD007": ("the batch size against the world", _batch),
     "CD008": ("spare disk where runs lie", _disk),
+    "CD011": ("the time limit against a start and a checkpoint", _room),
 }
 """By rule: what it looks at, and how."""

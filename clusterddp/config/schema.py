@@ -22,6 +22,7 @@ from clusterddp.config.fields import (
 )
 
 __all__ = [
+    "FIRST_DELAY_S",
     "Best",
     "Checkpoint",
     "Cluster",
@@ -31,8 +32,8 @@ __all__ = [
     "Every",
     "InitFrom",
     "Job",
-    "Launcher",
     "Kept",
+    "Launcher",
     "Log",
     "Profile",
     "Retry",
@@ -43,7 +44,6 @@ __all__ = [
 
 Launcher = Literal["slurm", "pytorch", "none"]
 Cluster = Literal["slurm", "local"]
-
 Kept = Literal[0, "node", "all"]
 
 FIRST_DELAY_S = 90.0
@@ -51,6 +51,7 @@ FIRST_DELAY_S = 90.0
 
 _MOST_FILES = 64
 """More ranks than this share one file per node, unless told otherwise."""
+
 
 class DistParams(Section):
     """What `init_dist` is given; durations in seconds."""
@@ -171,12 +172,12 @@ class Log(Section):
     """How often the loss is logged, and whose output is kept."""
 
     every: Positive = Field(10, description="steps between two log points")
-
     ranks: Kept | None = Field(
         None,
         description="whose output is kept: 0 (rank 0's), node (a file per node), all "
         "(a file per rank); null: all up to 64 ranks, then node",
     )
+
 
 class Slurm(Section):
     """What Slurm is asked for; the names are sbatch's own."""
@@ -218,8 +219,10 @@ class Slurm(Section):
     env: dict[str, str] = Field({}, description="variables that every rank gets")
     template: str | None = Field(None, description="a preset of this section")
     srun_args: Texts = Field((), description="further options of srun")
-    signal_delay: Duration = Field(
-        90.0, description="how long before the time limit the ranks are asked to stop"
+    signal_delay: Duration | Literal["auto"] = Field(
+        "auto",
+        description="how long before the time limit the ranks are asked to stop; auto: "
+        "90s, and for a run's later jobs what its steps and saves need",
     )
     step_timeout: Duration = Field(
         300.0, description="how long srun may take to start the ranks"
@@ -230,6 +233,13 @@ class Slurm(Section):
     extra: dict[str, bool | int | str] = Field(
         {}, description="any further option of sbatch, by its long name"
     )
+
+    @property
+    def first_delay_s(self) -> float:
+        """The signal's delay before anything was measured; at most half the limit."""
+        if self.signal_delay == "auto":
+            return min(FIRST_DELAY_S, self.time / 2)
+        return self.signal_delay
 
 
 class Retry(Section):
@@ -339,6 +349,13 @@ class Job(Section):
         return self.slurm.nodes * self.slurm.tasks_per_node
 
     @property
+    def kept_output(self) -> Kept:
+        """Whose output is kept: what `log.ranks` says, else by the number of ranks."""
+        if self.log.ranks is not None:
+            return self.log.ranks
+        return "all" if self.world_size <= _MOST_FILES else "node"
+
+    @property
     def threads(self) -> int:
         """Intra-op threads of one rank, the same under every launcher."""
         return self.train.threads or self.slurm.cpus_per_task
@@ -347,13 +364,6 @@ class Job(Section):
     def outlives_nodes(self) -> bool:
         """Whether the job shall go on where it is when it loses a node."""
         return self.slurm.spare_nodes > 0 or self.retry.shrink
-
-    @property
-    def kept_output(self) -> Kept:
-        """Whose output is kept: what `log.ranks` says, else by the number of ranks."""
-        if self.log.ranks is not None:
-            return self.log.ranks
-        return "all" if self.world_size <= _MOST_FILES else "node"
 
     @property
     def where(self) -> Cluster:

@@ -197,7 +197,7 @@ def _parameters(
         "constraint": slurm.constraint,
         "exclude": slurm.exclude,
         "setup": list(slurm.setup) or None,
-        "signal_delay_s": math.ceil(slurm.signal_delay),
+        "signal_delay_s": math.ceil(slurm.first_delay_s),
         "comment": f"clusterddp {run.path.parent.name}/{run.id} {token}".strip(),
         "stderr_to_stdout": True,
         "use_srun": False,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from clusterddp.config.schema import Job
 from clusterddp.errors import SlurmError
 from clusterddp.runs.claims import Claim, claim_submission
+from clusterddp.runs.delay import Delay, choose_delay, with_delay
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.ledger import Ledger
 from clusterddp.slurm.environment import clean_environment
@@ -52,17 +53,24 @@ def send_further_job(
         SlurmError: sbatch is missing or refuses.
     """
     claim = claim_submission(run, seen)
-    job_id = _send(run, job, environ, entry, claim)
-    note_sent_job(run, job_id, claim, changes)
+    delay = choose_delay(run, job)
+    job_id = _send(run, with_delay(job, delay), environ, entry, claim)
+    note_sent_job(run, job_id, claim, changes, delay)
     return job_id
 
 
 def note_sent_job(
-    run: RunDirectory, job_id: str, claim: Claim, changes: Sequence[str] = ()
+    run: RunDirectory,
+    job_id: str,
+    claim: Claim,
+    changes: Sequence[str] = (),
+    delay: Delay | None = None,
 ) -> None:
     """Write into the ledger what became of a claim."""
     ledger = Ledger(run, f"login-{socket.gethostname()}-{os.getpid()}")
-    known = {"changes": list(changes)} if changes else {}
+    known: dict[str, object] = {"changes": list(changes)} if changes else {}
+    if delay is not None:
+        known |= {"signal_delay": delay.seconds, "delay_reason": delay.reason}
     values = {"job": job_id, "cluster": "slurm", "token": claim.token, **known}
     ledger.add("submitted", **values)
 
