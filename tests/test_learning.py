@@ -28,7 +28,7 @@ from clusterddp.training import checkpoint_files as disk
 from clusterddp.training.agreement import check_equal
 from clusterddp.training.average import WeightAverage
 from clusterddp.training.evaluation import Evaluator
-from clusterddp.training.gradients import are_finite, gradients, total_norm
+from clusterddp.training.gradients import FiniteCheck, gradients, total_norm
 from clusterddp.training.guard import NumberGuard
 from clusterddp.training.learner import Learner
 from clusterddp.training.losses import Share, weigh
@@ -317,11 +317,13 @@ def test_numbers_that_are_not_finite_are_seen(value: float, dtype: torch.dtype) 
     """Wherever they are, and only then; looking changes nothing."""
     grads = [torch.randn(5, dtype=dtype), torch.randn(3, 4, dtype=dtype)]
     kept = [grad.clone() for grad in grads]
+    are_finite = FiniteCheck()
     assert are_finite(grads)
     assert all(torch.equal(a, b) for a, b in zip(grads, kept, strict=True))
     grads[1][2, 3] = value
     assert not are_finite(grads)
     assert are_finite([])
+    assert are_finite(kept)  # what was found once is not remembered
 
 
 def test_sparse_gradients_have_a_norm() -> None:
@@ -329,7 +331,7 @@ def test_sparse_gradients_have_a_norm() -> None:
     table = nn.Embedding(5, 2, sparse=True)
     table(torch.tensor([1, 1, 3])).sum().backward()
     grads = gradients(table.parameters())
-    assert are_finite(grads)
+    assert FiniteCheck()(grads)
     assert math.isclose(float(total_norm(grads)), math.sqrt(2 * 4 + 2), rel_tol=1e-6)
 
 

@@ -1,5 +1,6 @@
 """One all-reduce per log point: of sums by name, and of the times of all ranks."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from clusterddp.dist import World, init_dist, shutdown
 from clusterddp.errors import UsageError
 from clusterddp.training import Experiment
 from clusterddp.training.pace import Pace, read_train_seconds
-from clusterddp.training.reduction import reduce_named
+from clusterddp.training.reduction import Reduction
 from tests import training_ranks as ranks
 from tests.training_ranks import build_noisy
 
@@ -31,7 +32,8 @@ def reduce(world: World, names: Mapping[str, list[str]]) -> object:
     """Give what the ranks have together of the names that each has."""
     given = dict.fromkeys(names[str(world.rank)], 1.0 + world.rank)
     try:
-        return reduce_named(given, world, CPU, own=[world.rank, 0.5])._asdict()
+        own = [world.rank, 0.5]
+        return Reduction(given, world, CPU, own=own).finish()._asdict()
     except UsageError as error:
         return str(error)
 
@@ -65,7 +67,7 @@ def test_too_many_values_are_refused(world: World) -> None:
     """The message says how many there may be."""
     values = dict.fromkeys(map(str, range(129)), 0.0)
     with pytest.raises(UsageError, match="gave 129 values, expected at most 128"):
-        reduce_named(values, world, CPU)
+        Reduction(values, world, CPU)
 
 
 def build_talkative(params: Mapping[str, Any]) -> Experiment:
@@ -94,12 +96,48 @@ def test_the_slowest_rank_is_named() -> None:
     """By the time in which it waited for nobody."""
     pace = Pace(0.0, 0.0)
     pace.note(0.0, 0.0, 0.0, 10)
-    values = pace.values([[0.1, 0.2, 1.0], [0.1, 0.9, 1.0], [0.4, 0.3, 1.0]])
+    ranks_own = [[0.1, 0.2, 1.0], [0.1, 0.9, 1.0], [0.4, 0.3, 1.0]]
+    values = pace.window().values(ranks_own)
     assert values["ranks/slowest"] == 1
     assert values["ranks/slowest_over_median"] == 3.0
     assert values["time/data_s"] == 0.2
     assert values["time/compute_s"] == 0.8
-    assert pace.values([[0.0, 0.0, 0.0]]) == {}
+    assert pace.window().values([[0.0, 0.0, 0.0]]) == {}
+
+
+def build_failing(params: Mapping[str, Any]) -> Experiment:
+    """Give the noisy experiment; its loss changes a buffer, and fails at step 5."""
+    seen, calls = torch.zeros(()), iter(range(100))
+
+    def loss(
+        model: nn.Module, batch: list[Tensor]
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        if next(calls) == params["fails"]:
+            raise ArithmeticError("this one")
+        seen.add_(1)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]), {"seen": seen}
+
+    return replace(build_noisy(params), loss=loss)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_failing_step_does_not_lose_the_point_before(
+    tmp_path: Path, world_size: int
+) -> None:
+    """Which was still on its way; and a value is the one of its own step."""
+    looks = 2  # before the first step: preflight and warm-up
+    chosen = {
+        "params": {"fails": looks + 4},
+        "train": {"global_batch_size": 24},
+        "log": {"every": 1},
+    }
+    started = ranks.start_training(tmp_path, 0, world_size, build_failing, chosen)
+    assert set(started.wait(30)) == {1}
+    assert "this one" in started.output(0)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    points = [json.loads(line) for line in lines]
+    assert [point["step"] for point in points] == [1, 2, 3, 4]
+    assert [point["seen"] - looks for point in points] == [1, 2, 3, 4]
 
 
 def build_slow(params: Mapping[str, Any]) -> Experiment:

@@ -1,6 +1,7 @@
 """The data order: a function of (seed, epoch), whatever the number of ranks."""
 
 import time
+import tracemalloc
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clusterddp.errors import UsageError
 from clusterddp.training import GlobalSampler
+from clusterddp.training.order import Order
 from clusterddp.training.sampler import share
 
 sizes = st.integers(1, 60)
@@ -127,3 +129,38 @@ def test_impossible_numbers_are_refused(size: int, batch: int, rank: int) -> Non
     message = f"size={size}, batch_size={batch}, rank={rank} of 2"
     with pytest.raises(UsageError, match=message):
         GlobalSampler(size, batch, rank, 2)
+
+
+@pytest.mark.parametrize("size", [*range(1, 40), 63, 64, 65, 1000, 4096, 5001])
+def test_computed_orders_are_permutations(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of data too large for a list; of any size, other ones in each epoch."""
+    monkeypatch.setattr("clusterddp.training.order.LARGEST_LIST", 0)
+    orders = [Order(size, seed=3).slice(epoch, 0, size) for epoch in range(3)]
+    for order in orders:
+        assert order.sort().values.tolist() == list(range(size))
+    if size > 30:
+        assert len({tuple(order.tolist()) for order in orders}) == 3
+        moved = (orders[0] != torch.arange(size)).float().mean()
+        assert moved > 0.5
+        near = (orders[0].diff().abs() < size / 10).float().mean()
+        assert near < 0.5  # neighbours are torn apart; 0.19 by chance
+
+
+def test_a_huge_dataset_needs_no_memory() -> None:
+    """The samples of any place are there at once, in pieces or whole."""
+    size = 10**9
+    tracemalloc.start()
+    sampler = GlobalSampler(size, 4096, 1, 2, seed=7)
+    sampler.seek(3 * size + 123_456_789)
+    found = next(iter(sampler))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 << 20
+    assert len(set(found)) == 2048
+    assert min(found) < size // 100 < 99 * (size // 100) < max(found) < size
+    order = Order(size, seed=7)
+    whole = order.slice(3, 500, 64)
+    halves = [order.slice(3, 500, 32), order.slice(3, 532, 32)]
+    assert torch.equal(whole, torch.cat(halves))

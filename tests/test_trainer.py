@@ -24,7 +24,7 @@ from torch.utils.data import (
 from clusterddp.errors import UsageError
 from clusterddp.training import Experiment
 from clusterddp.training import checkpoint_files as disk
-from clusterddp.training.data import SampleKey, SeededBatches
+from clusterddp.training.data import BatchKey, SeededBatches
 from clusterddp.training.losses import call_loss
 from tests import training_ranks as ranks
 from tests.training_ranks import Disturber, build_noisy, final_state, logged
@@ -123,9 +123,9 @@ def test_workers_change_no_bits(tmp_path: Path, without: list[str]) -> None:
 def test_rows_of_tensors_take_a_short_way() -> None:
     """To the same batch."""
     data = TensorDataset(torch.randn(9, 3), torch.arange(9))
-    keys = [SampleKey(0, index) for index in (3, 1, 8)]
-    short = SeededBatches(data, None, 0).__getitems__(keys)
-    long = SeededBatches(data, default_collate, 0).__getitems__(keys)
+    key = BatchKey(0, (3, 1, 8))
+    short = SeededBatches(data, None, 0).__getitems__(key)
+    long = SeededBatches(data, default_collate, 0).__getitems__(key)
     assert type(short) is type(long)
     assert all(torch.equal(a, b) for a, b in zip(short, long, strict=True))
 

@@ -36,7 +36,7 @@ from clusterddp.runs.directory import RunDirectory
 from clusterddp.training import Experiment, MetricLog, StopSignal, Trainer
 from clusterddp.training import checkpoint_files as disk
 from clusterddp.training.average import WeightAverage
-from clusterddp.training.data import SampleKey, SeededBatches
+from clusterddp.training.data import SeededBatches
 from clusterddp.training.equipment import Equipment
 from clusterddp.training.guard import NumberGuard
 from clusterddp.training.learner import Learner
@@ -351,8 +351,8 @@ def _load_model_only(self: Learner, state: Mapping[str, Any]) -> None:
     self.model.load_state_dict(state["model.pt"])
 
 
-def _draw_unseeded(self: SeededBatches, key: SampleKey) -> object:
-    return self.data[key.sample]
+def _draw_unseeded(self: SeededBatches, key: tuple[int, int]) -> object:
+    return self.data[key[1]]
 
 
 def _nothing(*_: object) -> None:

@@ -4,9 +4,8 @@ gloo says "Timed out waiting 3000ms for recv operation to complete" and TCPStore
 a key; neither says of what, nor at which step.
 """
 
-import contextlib
 import re
-from collections.abc import Iterator
+from types import TracebackType
 
 import torch.distributed as dist
 
@@ -29,33 +28,43 @@ def note_step(step: int | None) -> None:
     _step[:] = [] if step is None else [step]
 
 
-@contextlib.contextmanager
-def operation(name: str) -> Iterator[None]:
+class operation:  # noqa: N801 - a context manager, called like a function
     """Name what the collectives inside are for, if they fail.
-
-    Args:
-        name: in the reader's words, such as "average of the gradients".
 
     Raises:
         CollectiveError: another rank did not come in time, or is gone; any
             other error is passed on as it is.
     """
-    try:
-        yield
-    except CollectiveError:
-        raise
-    except RuntimeError as error:
+
+    def __init__(self, name: str) -> None:
+        """Name it.
+
+        Args:
+            name: in the reader's words, such as "average of the gradients".
+        """
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, RuntimeError) or isinstance(error, CollectiveError):
+            return
         said = str(error).splitlines()[0] if str(error) else ""
         what = _what_happened(error, said)
         if not what:
-            raise
+            return
         where = f" at step {_step[0]}" if _step else ""
-        message = (
-            f"{name}{where}: {what}, expected all ranks in the same one ({said}); "
-            "the rank that is stuck or gone has the reason in its own log; if it is "
-            "only slow, raise dist_params.timeout"
-        )
-        raise CollectiveError(message) from error
+        raise CollectiveError(
+            f"{self._name}{where}: {what}, expected all ranks in the same one "
+            f"({said}); the rank that is stuck or gone has the reason in its own log; "
+            "if it is only slow, raise dist_params.timeout"
+        ) from error
 
 
 def _what_happened(error: RuntimeError, said: str) -> str:

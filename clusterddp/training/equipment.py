@@ -106,7 +106,9 @@ class Equipment:
         shares = []
         for part, count in enumerate(self._schedule.counts(span)):
             batch = self._first.pop() if self._first else self._load(span, part)
-            shares.append(Share(move(batch, self.device), count))
+            if self.device.type != "cpu":
+                batch = move(batch, self.device)
+            shares.append(Share(batch, count))
         return shares
 
     def _load(self, span: Span, part: int) -> object:

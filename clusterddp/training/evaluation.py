@@ -1,6 +1,6 @@
 """Evaluation: every sample once, on all ranks, weighted by samples or tokens."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
 
 import torch
@@ -9,55 +9,17 @@ from torch import Tensor, nn
 from clusterddp.config.schema import Train
 from clusterddp.dist import World, reduce_sums
 from clusterddp.errors import UsageError
-from clusterddp.training.data import BatchSource, SampleKey, SeededBatches, move
+from clusterddp.training.data import BatchKey, BatchSource, SeededBatches, move
 from clusterddp.training.experiment import Experiment
 from clusterddp.training.losses import Share, call_loss, evaluating, weigh
 from clusterddp.training.precision import Precision
 from clusterddp.training.randomness import mix, preserved
-from clusterddp.training.reduction import Reduced, reduce_named
 from clusterddp.training.sampler import share
+from clusterddp.training.sums import WeightedSums, means
 
-__all__ = ["Evaluator", "WeightedSums"]
+__all__ = ["Evaluator"]
 
-_WEIGHT = ""  # no name of a user's
 _EVALUATION = 0x6576616C  # "eval": keeps this stream apart from the others
-
-
-class WeightedSums:
-    """Sums of per-batch means times their weights, in float64 on the device.
-
-    The sum of such sums over batches and ranks, over the sum of weights, is the
-    mean over samples (or tokens); a mean of means is not.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.count: float | Tensor = 0
-        self.sums: dict[str, Tensor] = {}
-
-    def add(self, values: Mapping[str, Tensor], count: float | Tensor) -> None:
-        """Take in means of this weight; the number 0 makes the names known only."""
-        self.count = self.count + count
-        for name, value in values.items():
-            if name not in self.sums:
-                zero = torch.zeros((), dtype=torch.float64, device=self._device)
-                self.sums[name] = zero
-            if isinstance(count, Tensor) or count:
-                # Not value * 0 for a filler: that of a NaN is a NaN.
-                self.sums[name] += torch.as_tensor(value).detach().double() * count
-
-    def reduce(
-        self, world: World, *, own: Sequence[float] = (), source: str
-    ) -> Reduced:
-        """Give the means over all ranks; all must call it; see reduce_named.
-
-        Means over nothing are left out.
-        """
-        values = {**self.sums, _WEIGHT: self.count}
-        reduced = reduce_named(values, world, self._device, own=own, source=source)
-        whole = reduced.sums.pop(_WEIGHT)
-        means = {name: total / whole for name, total in reduced.sums.items() if whole}
-        return Reduced(means, reduced.ranks)
 
 
 class Evaluator:
@@ -122,7 +84,8 @@ class Evaluator:
             finished = self._collect(self._batches, model, sums, interrupted)
         if reduce_sums([0.0 if finished else 1.0])[0] > 0:
             return None
-        return sums.reduce(self._world, source="Experiment.evaluate").sums
+        reduced = sums.reduce(self._world, source="Experiment.evaluate").finish()
+        return means(reduced.sums)
 
     def _collect(
         self,
@@ -134,11 +97,12 @@ class Evaluator:
         if self._source is None:
             self._source = self._start(batches)
         names: set[str] | None = None
-        for keys in self._keys():
+        for key in self._keys():
             if interrupted():
                 return False
-            batch = self._source.next(lambda due=keys: due, alone=interrupted)  # type: ignore[misc]
-            share = Share(move(batch, self._device), len(keys) if self._plan else 0)
+            batch = self._source.next(lambda due=key: due, alone=interrupted)  # type: ignore[misc]
+            size = len(key.samples) if self._plan else 0
+            share = Share(move(batch, self._device), size)
             with self._precision.autocast():
                 values = self._evaluate(model, share.batch)
             names = _check_names(values, names)
@@ -161,10 +125,10 @@ class Evaluator:
             pin_memory=self._device.type == "cuda",
         )
 
-    def _keys(self) -> Iterator[list[SampleKey]]:
+    def _keys(self) -> Iterator[BatchKey]:
         # A rank without a sample evaluates one with weight 0: it learns the names.
         for indices in self._plan or [range(1)]:
-            yield [SampleKey(0, index) for index in indices]
+            yield BatchKey(0, indices)
 
     def _evaluate(self, model: nn.Module, batch: object) -> Mapping[str, Tensor]:
         if self._experiment.evaluate is not None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from clusterddp.config.schema import Train
 from clusterddp.dist import World, operation
 from clusterddp.training.average import WeightAverage
 from clusterddp.training.experiment import Experiment
-from clusterddp.training.gradients import are_finite, clip, gradients, total_norm
+from clusterddp.training.gradients import FiniteCheck, clip, gradients, total_norm
 from clusterddp.training.guard import NumberGuard
 from clusterddp.training.losses import Share, call_loss, weigh
 from clusterddp.training.precision import Precision
@@ -23,6 +24,7 @@ from clusterddp.training.wrapping import Waiting, prepare, warm_ups, wrap
 __all__ = ["Learned", "Learner"]
 
 _TINY = 1e-30
+_AVERAGE = operation("average of the gradients")
 
 
 class Learned(NamedTuple):
@@ -66,10 +68,12 @@ class Learner:
         # Hooks that read a clock would break a compiled model into pieces.
         timed = None if train.compile is not None else self.ddp
         self._waiting = Waiting(timed, self.model)
+        self._are_finite = FiniteCheck()
         self._wrapped: nn.Module = self.ddp or self.model
         self.optimizer = experiment.optimizer(self.model.parameters())
         make = experiment.scheduler
         self.scheduler = None if make is None else make(self.optimizer)
+        self._parameters = self._all_parameters()
         self.precision = Precision(train.precision, device)
         scaled = self.precision.scaler is not None
         self.guard = NumberGuard(train.not_finite, train.max_skips, scaled=scaled)
@@ -101,7 +105,8 @@ class Learner:
             NumbersError: on all ranks: the gradients hold NaN or Inf, and the
                 policy is to stop.
         """
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:  # 10 us less than zero_grad
+            parameter.grad = None
         weights = weigh(self._experiment, shares, self.device)
         whole = self._sum_of_weights(weights, total)
         losses, ready = [], 0.0
@@ -114,6 +119,12 @@ class Learner:
             losses.append((loss.detach(), weights[index], values))
         norm, made = self._finish(at, want_norm=want_norm)
         return Learned(losses, norm, made, ready - self._waiting.take())
+
+    def _all_parameters(self) -> list[Tensor]:
+        """Give those of the model, and what else the optimizer was given."""
+        groups = self.optimizer.param_groups
+        known = chain(self.model.parameters(), *(group["params"] for group in groups))
+        return list({id(parameter): parameter for parameter in known}.values())
 
     def _sum_of_weights(
         self, weights: Sequence[float | Tensor], total: int
@@ -140,7 +151,7 @@ class Learner:
             loss = loss * part.to(loss.dtype)
         elif part != 1:
             loss = loss * part
-        with operation("average of the gradients"):
+        with _AVERAGE:
             self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _finish(self, at: int, *, want_norm: bool) -> tuple[Tensor | None, bool]:
@@ -150,8 +161,8 @@ class Learner:
             scaler.unscale_(self.optimizer)
         norm, finite = None, True
         if self.guard.is_watching or want_norm or most is not None:
-            grads = gradients(self.model.parameters())
-            finite = not self.guard.is_watching or are_finite(grads)
+            grads = gradients(self._parameters)
+            finite = not self.guard.is_watching or self._are_finite(grads)
             norm = total_norm(grads) if want_norm or most is not None else None
             if finite and most is not None and norm is not None:
                 clip(grads, norm, most)

@@ -42,7 +42,7 @@ def call_loss(
             f"Experiment.loss: gave {shape}, expected a scalar tensor; return the mean "
             "over the samples of the batch"
         )
-    return loss.reshape(()), values
+    return (loss.reshape(()) if loss.dim() else loss), values
 
 
 def weigh(

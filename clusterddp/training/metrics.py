@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from clusterddp.dist import World, reduce_sums
-from clusterddp.training.evaluation import WeightedSums
 from clusterddp.training.metric_files import MetricFiles, cut_lines
-from clusterddp.training.reduction import Reduced
+from clusterddp.training.reduction import Reduction
+from clusterddp.training.sums import WeightedSums, means
 
 __all__ = ["MetricLog", "cut_lines", "reduce_mean"]
 
@@ -93,16 +93,13 @@ class MetricLog:
         Raises:
             UsageError: the ranks noted other names.
         """
-        return self.reduce_with().sums
+        return means(self.begin_reduce().finish().sums)
 
-    def reduce_with(self, *own: float) -> Reduced:
-        """Give the same, and some numbers of each rank, by the same all-reduce.
+    def begin_reduce(self, *own: float) -> Reduction:
+        """Begin the same, and carry some numbers of each rank along.
 
         Args:
             *own: what the others are to know of this rank; as many on each.
-
-        Raises:
-            UsageError: the ranks noted other names.
         """
         sums, self._sums = self._sums, WeightedSums(self._device)
         return sums.reduce(self._world, own=own, source="Experiment.loss")
@@ -131,10 +128,7 @@ class MetricLog:
 
     def state(self) -> dict[str, object]:
         """Give this rank's sums since the last log point, as JSON."""
-        sums = {name: float(value) for name, value in self._sums.sums.items()}
-        count = self._sums.count
-        plain = count if isinstance(count, int) else float(count)
-        return {"count": plain, "sums": sums}
+        return self._sums.state()
 
     def load(self, states: Sequence[Mapping[str, object]]) -> None:
         """Take over the sums of a checkpoint: of all ranks, in their order.
@@ -142,23 +136,12 @@ class MetricLog:
         At another number of ranks, rank 0 takes all: the total is what counts.
         """
         if len(states) == self._world.world_size:
-            self._take(states[self._world.rank])
+            self._sums.take(states[self._world.rank])
             return
         for state in states:
-            self._take(state, keep=self._world.rank == 0)
+            self._sums.take(state, keep=self._world.rank == 0)
 
     def close(self) -> None:
         """Flush and close."""
         if self._files is not None:
             self._files.close()
-
-    def _take(self, state: Mapping[str, object], *, keep: bool = True) -> None:
-        sums, count = state["sums"], state["count"]
-        if not isinstance(sums, dict) or not isinstance(count, int | float):
-            raise TypeError(f"metric sums: {state!r} is not what state() gave")
-        self._sums.count = self._sums.count + (count if keep else 0)
-        for name, value in sums.items():
-            total = torch.tensor(
-                value if keep else 0.0, dtype=torch.float64, device=self._device
-            )
-            self._sums.sums[name] = self._sums.sums.get(name, total * 0) + total

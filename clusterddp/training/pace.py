@@ -4,9 +4,10 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Pace", "read_train_seconds"]
+__all__ = ["Pace", "Window", "read_train_seconds"]
 
 
 class Pace:
@@ -40,40 +41,58 @@ class Pace:
         self._own_s += ready - started
         self._busy_s += now - started
 
-    def own(self) -> tuple[float, float, float]:
-        """Give this rank's mean seconds a step: data, all but waiting, everything."""
+    def window(self) -> "Window":
+        """Give the time between two log points up to now, and begin anew."""
+        self._train_s += self._busy_s
+        wall = max(time.time() - self._began, self._train_s)
         steps = max(1, self._steps)
-        return self._data_s / steps, self._own_s / steps, self._busy_s / steps
+        own = (self._data_s / steps, self._own_s / steps, self._busy_s / steps)
+        rate = self._samples / self._busy_s if self._steps else None
+        self._clear()
+        return Window(own, rate, self._train_s, self._train_s / (wall or 1.0))
+
+    def _clear(self) -> None:
+        self._steps = self._samples = 0
+        self._data_s = self._own_s = self._busy_s = 0.0
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where the time went between two log points.
+
+    Attributes:
+        own: this rank's mean seconds a step: for data, all but waiting, everything.
+        samples_per_s: of all ranks; None without a step.
+        train_s: seconds in steps since the run began.
+        ettr: these, of the time since it was submitted.
+    """
+
+    own: tuple[float, float, float]
+    samples_per_s: float | None
+    train_s: float
+    ettr: float
 
     def values(self, ranks: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Give what a log point says of time, and begin anew.
+        """Give what a log point says of time.
 
         Args:
-            ranks: what `own` gave on each rank.
+            ranks: what `own` is on each rank.
         """
-        if not self._steps:
+        if self.samples_per_s is None:
             return {}
         data, own, busy = (statistics.fmean(part) for part in zip(*ranks, strict=True))
         alone = [rank[1] for rank in ranks]
         slowest = max(range(len(alone)), key=alone.__getitem__)
         median = statistics.median(alone) or own or 1.0
-        self._train_s += self._busy_s
-        wall = max(time.time() - self._began, self._train_s)
-        values = {
-            "samples_per_s": round(self._samples / self._busy_s, 2),
+        return {
+            "samples_per_s": round(self.samples_per_s, 2),
             "time/data_s": round(data, 6),
             "time/compute_s": round(busy - data, 6),
-            "time/train_s": round(self._train_s, 3),
+            "time/train_s": round(self.train_s, 3),
             "ranks/slowest": slowest,
             "ranks/slowest_over_median": round(alone[slowest] / median, 3),
-            "ettr": round(self._train_s / wall, 4),
+            "ettr": round(self.ettr, 4),
         }
-        self._clear()
-        return values
-
-    def _clear(self) -> None:
-        self._steps = self._samples = 0
-        self._data_s = self._own_s = self._busy_s = 0.0
 
 
 def read_train_seconds(metrics: Path) -> float:

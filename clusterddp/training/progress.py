@@ -51,7 +51,8 @@ class Progress:
         if self._active:
             with self._lock:
                 self._fields.update(fields)
-            self._changed.set()
+            if not self._changed.is_set():
+                self._changed.set()
 
     def show(self, line: str) -> None:
         """Print where the training stands; a terminal's line is overwritten."""

@@ -7,11 +7,9 @@ import torch
 from torch.utils.data import Sampler
 
 from clusterddp.errors import UsageError
-from clusterddp.training.randomness import mix
+from clusterddp.training.order import Order
 
 __all__ = ["GlobalSampler", "Span", "share"]
-
-_ORDER = 0x6F72646572  # "order": keeps this stream apart from the others
 
 
 def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -98,7 +96,7 @@ class GlobalSampler(Sampler[list[int]]):
         self.world_size = world_size
         self.seed = seed
         self.position = 0
-        self._order: tuple[int, torch.Tensor] | None = None
+        self._order = Order(size, seed)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -131,12 +129,16 @@ class GlobalSampler(Sampler[list[int]]):
         """Count what `spans` would give, without iterating."""
         return self._batches_before(end) - self._batches_before(position)
 
-    def indices(self, span: Span) -> list[int]:
-        """Give this rank's samples of a batch; one filler when it has none."""
-        first = span.start + span.offset
+    def samples(self, span: Span) -> torch.Tensor:
+        """Give this rank's samples of a batch, int64; one filler when it has none."""
         if span.count == 0:
-            return self._permutation(span.epoch)[span.start : span.start + 1].tolist()
-        return self._permutation(span.epoch)[first : first + span.count].tolist()
+            return self._order.slice(span.epoch, span.start, 1)
+        return self._order.slice(span.epoch, span.start + span.offset, span.count)
+
+    def indices(self, span: Span) -> list[int]:
+        """Give the same as plain numbers."""
+        found: list[int] = self.samples(span).tolist()
+        return found
 
     def __iter__(self) -> Iterator[list[int]]:
         end = (self.position // self.size + 1) * self.size
@@ -150,9 +152,3 @@ class GlobalSampler(Sampler[list[int]]):
     def _batches_before(self, position: int) -> int:
         epoch, start = divmod(position, self.size)
         return epoch * self.batches_per_epoch + -(-start // self.batch_size)
-
-    def _permutation(self, epoch: int) -> torch.Tensor:
-        if self._order is None or self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(mix(self.seed, _ORDER, epoch))
-            self._order = (epoch, torch.randperm(self.size, generator=generator))
-        return self._order[1]

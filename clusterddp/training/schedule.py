@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from clusterddp.config.schema import Job
 from clusterddp.dist import World
-from clusterddp.training.data import SampleKey
+from clusterddp.training.data import BatchKey
 from clusterddp.training.sampler import GlobalSampler, Span, share
 
 __all__ = ["Schedule", "Standing"]
@@ -48,7 +48,9 @@ class Schedule:
             samples: size of the training data.
             world: this rank among the others.
         """
-        self._job = job
+        self._log_every = job.log.every
+        self._save_every = job.checkpoint.every
+        self._accumulate = job.train.accumulate
         self._world_size = world.world_size
         self.epochs = job.train.epochs
         self.sampler = GlobalSampler(
@@ -74,16 +76,16 @@ class Schedule:
 
     def is_log_due(self, at: Standing) -> bool:
         """Whether a log point is due; always at an epoch's edge."""
-        return self.is_epoch_edge(at) or at.step % self._job.log.every == 0
+        return self.is_epoch_edge(at) or at.step % self._log_every == 0
 
     def is_log_next(self, at: Standing, span: Span) -> bool:
         """Whether a log point is due after the step of this global batch."""
         is_edge = span.start + span.total == self.sampler.size
-        return is_edge or (at.step + 1) % self._job.log.every == 0
+        return is_edge or (at.step + 1) % self._log_every == 0
 
     def is_save_due(self, at: Standing) -> bool:
         """Whether a checkpoint is due."""
-        every = self._job.checkpoint.every
+        every = self._save_every
         if every.steps is not None and at.step % every.steps == 0:
             return True
         if every.epochs is None or not self.is_epoch_edge(at):
@@ -105,20 +107,25 @@ class Schedule:
         fewer samples than that, some parts are fillers, of size 0.
         """
         largest = -(-span.total // self._world_size)
-        parts = min(self._job.train.accumulate, largest)
+        parts = min(self._accumulate, largest)
+        if parts == 1:
+            return [span.count]
         bounds = (share(span.count, part, parts) for part in range(parts))
         return [last - first for first, last in bounds]
 
-    def keys(self, span: Span) -> Iterator[list[SampleKey]]:
+    def keys(self, span: Span) -> Iterator[BatchKey]:
         """Give the samples of each part; of a filler, one that has no weight."""
-        samples = self.sampler.indices(span)
+        samples, counts = self.sampler.samples(span), self.counts(span)
+        if len(counts) == 1:
+            yield BatchKey(span.epoch, samples)
+            return
         first = 0
-        for size in self.counts(span):
-            part = samples[first : first + size] or samples[:1]
-            yield [SampleKey(span.epoch, sample) for sample in part]
+        for size in counts:
+            part = samples[first : first + size] if size else samples[:1]
+            yield BatchKey(span.epoch, part)
             first += size
 
-    def all_keys(self, position: int) -> Iterator[list[SampleKey]]:
+    def all_keys(self, position: int) -> Iterator[BatchKey]:
         """Give this rank's parts of every batch from a position to the end."""
         for span in self.sampler.spans(position, self.end):
             yield from self.keys(span)

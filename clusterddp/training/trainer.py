@@ -14,11 +14,10 @@ from clusterddp.runs.directory import RunDirectory
 from clusterddp.training.checkpoint_writer import Result
 from clusterddp.training.checkpoints import Checkpoints, Loaded, Saved, Snapshot
 from clusterddp.training.equipment import Equipment
-from clusterddp.training.experiment import Experiment, wants_run_id
+from clusterddp.training.experiment import Experiment
+from clusterddp.training.log_points import LogPoints
 from clusterddp.training.preflight import check_size
-from clusterddp.training.progress import render_evaluation, render_step
 from clusterddp.training.randomness import read_state
-from clusterddp.training.resources import gpu_memory
 from clusterddp.training.retention import is_rated
 from clusterddp.training.save_clock import SaveClock
 from clusterddp.training.schedule import Schedule, Standing
@@ -28,7 +27,6 @@ from clusterddp.training.weights import start_warm
 __all__ = ["Outcome", "Trainer"]
 
 _PARTING_S = 10
-_SHOWN = ("loss", "samples_per_s", "ettr")
 _uses = count()
 
 
@@ -93,7 +91,9 @@ class Trainer:
         self._rules, self._init_from = job.checkpoint, job.init_from
         self._clock = SaveClock(job.checkpoint.every.seconds, world)
         self._at = Standing()
-        self._for_log = {"run_id": run.id} if wants_run_id(experiment) else {}
+        self._points = LogPoints(
+            experiment, world, self._schedule, self._equipment, run.id
+        )
         self._saved: Standing | None = None
         self._save_s = 0.0
 
@@ -125,6 +125,7 @@ class Trainer:
                 self._equipment.open(stack, self._schedule, self._at, loaded)
                 self._checkpoints.call_when_done(self._note_result)
                 stack.callback(self._checkpoints.close)
+                self._points.open(stack)
                 self._train()
                 self._stop.disconnect()
         self._part()
@@ -162,6 +163,7 @@ class Trainer:
 
     def _settle(self) -> bool:
         """Evaluate and log what is due; False if a stop came during the former."""
+        self._points.finish()
         if self._at.is_settled:
             return True
         is_edge = self._schedule.is_epoch_edge(self._at)
@@ -169,7 +171,7 @@ class Trainer:
         if evaluated is None:
             return False
         if self._schedule.is_log_due(self._at):
-            self._log(evaluated)
+            self._points.begin(self._at, evaluated)
         self._at.noted = self._at.step
         return True
 
@@ -186,39 +188,6 @@ class Trainer:
         if values is not None:
             self._at.metrics = values
         return values
-
-    def _log(self, evaluated: dict[str, float]) -> None:
-        tools, step = self._equipment, self._at.step
-        reduced = tools.metrics.reduce_with(*tools.pace.own())
-        values = {**reduced.sums, **self._learner_values()}
-        values.update(tools.pace.values(reduced.ranks))
-        self._tell(values, evaluated)
-        values.update({f"eval/{name}": value for name, value in evaluated.items()})
-        values.update(tools.monitor.values(), **gpu_memory(tools.device))
-        tools.metrics.write(step, self._schedule.epoch(self._at), values)
-        if self._experiment.on_log is not None and self._world.rank == 0:
-            self._experiment.on_log(step, values, **self._for_log)
-
-    def _learner_values(self) -> dict[str, float]:
-        learner = self._equipment.learner
-        values = {"lr": learner.lr}
-        if self._at.grad_norm is not None:
-            values["grad_norm"] = self._at.grad_norm
-        if learner.guard.skipped:
-            values["skipped"] = learner.guard.skipped
-        if learner.precision.scaler is not None:
-            values["loss_scale"] = learner.precision.scaler.get_scale()
-        return values
-
-    def _tell(self, values: dict[str, float], evaluated: dict[str, float]) -> None:
-        progress, schedule = self._equipment.progress, self._schedule
-        epoch, total = schedule.epoch(self._at), schedule.total_steps(self._at)
-        shown = {k: values[k] for k in _SHOWN if k in values}
-        progress.update(epoch=epoch, **shown)
-        epochs = (epoch, schedule.epochs)
-        progress.show(render_step(self._at.step, total, epochs, values))
-        if evaluated:
-            progress.say(render_evaluation(self._at.step, total, evaluated))
 
     def _save_and_stop(self) -> bool:
         """Save if it is due; True if rank 0 then knew of a request to stop.
@@ -242,6 +211,7 @@ class Trainer:
     def _save(self, *, wait: bool) -> Saved:
         """Have this step saved; returns when it is copied or, waiting, durable."""
         tools = self._equipment
+        self._points.finish()
         tools.progress.update(phase="save")
         shared = {**asdict(self._at), "samples": self._schedule.sampler.size}
         local = {
@@ -270,6 +240,7 @@ class Trainer:
 
     def _leave(self) -> None:
         """Save what is not saved yet; nobody leaves before that is durable."""
+        self._points.finish()
         self._equipment.progress.update(phase="save")
         if self._saved is not None and self._is_late():
             # The weights are those of a later step: nothing more can be saved here.
