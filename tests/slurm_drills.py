@@ -56,30 +56,30 @@ def kinds(run: RunDirectory, *wanted: str) -> list[str]:
 
 @contextlib.contextmanager
 def site(cluster: Cluster, *lines: str) -> Iterator[None]:
-    """Let the controller run with other lines in slurm.conf, then as before.
+    """Let the cluster run with other lines in slurm.conf, then as before.
 
-    A line with a key that is there already (`JobRequeue=0`) replaces that line.
+    A line with a key that is there already (`JobRequeue=0`) replaces that line. The
+    controller reads it again; only it takes a restart to forget gang scheduling.
     """
     path = cluster.parameters.conf_dir / "slurm.conf"
     before = path.read_text()
     names = tuple(f"{line.partition('=')[0]}=" for line in lines)
-    kept = [one for one in before.splitlines() if not one.startswith(names)]
     partitions = [one for one in before.splitlines() if one.startswith("Partition")]
+    kept = [one for one in before.splitlines() if not one.startswith(names)]
     text = dict.fromkeys([*kept, *partitions, *lines])
     path.write_text("".join(f"{line}\n" for line in text))
     try:
-        restart_controller(cluster)
+        cluster.run(["scontrol", "reconfigure"])
         yield
     finally:
         cluster.reset()
         path.write_text(before)
-        restart_controller(cluster)
-
-
-def restart_controller(cluster: Cluster) -> None:
-    """End slurmctld as its service would, and start it again."""
-    stop_daemon(cluster, "slurmctld")
-    start_daemons(cluster)
+        if any("GANG" in line for line in lines):
+            stop_daemon(cluster, "slurmctld")
+            start_daemons(cluster)
+            wait_until(lambda: set(cluster.node_states().values()) == {"idle"})
+        else:
+            cluster.run(["scontrol", "reconfigure"])
 
 
 def stop_daemon(cluster: Cluster, name: str) -> None:
