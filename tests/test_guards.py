@@ -100,7 +100,7 @@ def test_sizes() -> None:
 def test_command_line_starts_before_torch_could() -> None:
     """`-h` and `--dry-run` take less time than importing torch; no seconds asserted.
 
-    The targets are in benchmarks/startup.py; ten times the larger one is the ceiling.
+    The targets are in benchmarks/start.py; ten times the larger one is the ceiling.
     """
     dry_run = ("clusterddp.submit", "jobs/exp.yaml", "--dry-run")
     torch = time_of("-c", "import torch")

@@ -1,35 +1,35 @@
-"""How long the ranks take to meet: real ones, and many light ones.
-
-    python benchmarks/rendezvous.py [--repeat 5] [--clients 64 256 1024] [--json OUT]
+"""`python -m benchmarks.meeting`: how long the ranks take to find each other.
 
 Real ranks are fresh interpreters; all wait until the last has loaded torch, then
 call `init_dist`, or torch's own `env://` on a port that is given to them, in turns.
 Light clients are forked from one process that has loaded torch; each goes through the
 real meeting and roll call of `clusterddp.dist`, as one step of so many tasks on one
 node, but forms no process group. Seconds from the start signal to the last that is
-through. Nothing here is a test.
+through.
 """
 
 import argparse
-import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
-import torch
+import torch  # noqa: F401 - the clients are forked with it loaded
 from torch.distributed import PrefixStore
 
+from benchmarks.harness import arguments, compare, measure, record
+from benchmarks.result import Result, Target
+from benchmarks.scene import await_value
 from clusterddp.dist.arrival import Arrival, roll_call
 from clusterddp.dist.port import free_port
 from clusterddp.dist.rendezvous import meet, meeting_place
 
+ASKED = "How long do ranks take to meet, and how does that grow?"
 WAIT = timedelta(minutes=2)
 RANK = """
 import os, sys, time
@@ -52,37 +52,61 @@ os._exit(0)
 
 
 def main() -> None:
-    """Measure, print a table, and write JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=5)
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--clients", type=int, nargs="*", default=[64, 256, 1024])
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    found: dict[str, list[float]] = {}
-    for _ in range(given.repeat):
+    given = arguments(parser)
+    if given.quick:
+        given.ranks, given.clients = given.ranks[:1], given.clients[:2]
+    with record("meeting", ASKED, given.results) as results:
         for ranks in given.ranks:
-            for way in ("init_dist", "env://"):
-                name = f"{ranks} real ranks, {way}"
-                found.setdefault(name, []).append(real_ranks(ranks, way))
-        for clients in given.clients:
-            name = f"{clients} light clients"
-            found.setdefault(name, []).append(light_clients(clients))
-    report(found, given.json)
+            results.append(ask_real(ranks, 2 if given.quick else 5))
+        crowd, growth = ask_light(given.clients, 2 if given.quick else 5)
+        results.extend([crowd, growth])
 
 
-def report(found: Mapping[str, list[float]], path: Path | None) -> None:
-    """Print minimum, median and maximum of each question."""
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    machine = f"{platform.platform()}, {os.cpu_count()} CPUs, {versions}"
-    print(machine)
-    for name, values in found.items():
-        low, middle, high = min(values), statistics.median(values), max(values)
-        print(f"{name:<30} {low:8.3f} {middle:8.3f} {high:8.3f}")
-    if path is not None:
-        path.parent.mkdir(exist_ok=True)
-        content = {"machine": machine, "seconds": found}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+def ask_real(ranks: int, blocks: int) -> Result:
+    """Ask real ranks, beside env:// with a port that somebody else has chosen."""
+    return measure(
+        f"{ranks} ranks, torch loaded, until the process group is there",
+        {
+            "env://, port given": lambda: 1e3 * real_ranks(ranks, "env://"),
+            "init_dist": lambda: 1e3 * real_ranks(ranks, "init_dist"),
+        },
+        unit="ms",
+        blocks=blocks,
+        baseline="env://, port given",
+        warm_up=0,
+        targets=[Target("init_dist", extra=500)],
+    )
+
+
+def ask_light(sizes: Sequence[int], blocks: int) -> tuple[Result, Result]:
+    """Ask light clients, and by how much each further one delays all."""
+    variants = {
+        f"{count} clients": lambda count=count: 1e3 * light_clients(count)
+        for count in sizes
+    }
+    crowd = measure(
+        "Meeting and roll call of light clients on one node",
+        variants,
+        unit="ms",
+        blocks=blocks,
+    )
+    pairs = list(pairwise(sizes))
+    growth = {
+        f"from {few} to {many}": [
+            (slow - quick) / (many - few)
+            for quick, slow in zip(
+                crowd.blocks[f"{few} clients"],
+                crowd.blocks[f"{many} clients"],
+                strict=True,
+            )
+        ]
+        for few, many in pairs
+    }
+    return crowd, compare("Growth with each further client", growth, unit="ms")
 
 
 def step(rank: int, tasks: int, job: str) -> dict[str, str]:
@@ -101,22 +125,34 @@ def step(rank: int, tasks: int, job: str) -> dict[str, str]:
 
 def real_ranks(ranks: int, way: str) -> float:
     """Start interpreters, let them load torch, and time how they meet."""
+    children: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as gate, free_port() as port:
-        children = []
-        for rank in range(ranks):
-            environ = os.environ | {"OMP_NUM_THREADS": "1", "RANK": str(rank)}
-            environ |= step(rank, ranks, str(os.getpid()))
-            if way != "init_dist":
-                environ |= {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
-                environ |= {"MASTER_ADDR": "127.0.0.1"}
-            command = [sys.executable, "-c", RANK, way, gate]
-            child = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)
-            children.append(child)
-        while len(list(Path(gate).iterdir())) < ranks:
-            time.sleep(0.01)
-        Path(gate, "go").touch()
-        said = [child.communicate()[0].split() for child in children]
+        try:
+            environs = [_environ(rank, ranks, way, str(port)) for rank in range(ranks)]
+            children += [_start(way, gate, environ) for environ in environs]
+            there = lambda: len(list(Path(gate).iterdir())) == ranks or None  # noqa: E731
+            await_value(there, 120, f"{ranks} ranks with torch")
+            Path(gate, "go").touch()
+            said = [child.communicate(timeout=120)[0].split() for child in children]
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
     return max(float(s[1]) for s in said) - min(float(s[0]) for s in said)
+
+
+def _environ(rank: int, ranks: int, way: str, port: str) -> dict[str, str]:
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "RANK": str(rank)}
+    environ |= step(rank, ranks, str(os.getpid()))
+    if way != "init_dist":
+        environ |= {"WORLD_SIZE": str(ranks), "MASTER_PORT": port}
+        environ |= {"MASTER_ADDR": "127.0.0.1"}
+    return environ
+
+
+def _start(way: str, gate: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", RANK, way, gate]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)
 
 
 def light_clients(clients: int) -> float:
