@@ -1,0 +1,294 @@
+"""The same training by several loops, in ranks that stay up; started by overhead.py.
+
+    torchrun --nproc-per-node 2 -m benchmarks.loops MODEL BLOCKS PLACE
+
+Every loop is written as its own documentation shows it, and gets the same batches
+from the same DataLoader. `tensors` is the leanest loop that we could write by hand:
+it picks its batches from the tensors. Only clusterddp and the last Lightning log.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from clusterddp.config.schema import Job
+from clusterddp.dist import World, init_dist, shutdown
+from clusterddp.runs.directory import RunDirectory
+from clusterddp.training import Experiment, GlobalSampler, Trainer
+
+HAND = "by hand"
+AGAIN = f"{HAND} (again)"
+_LOG_EVERY = 10
+_SETTLING = 20
+_KEPT = 0.95
+# Layers, samples of a rank's batch, steps of a block, and who is asked.
+_MODELS = {
+    "tiny": ((32, 64, 10), 32, 512, "all"),
+    "small": ((256, 512, 512, 10), 64, 192, "all"),
+    "50 ms": ((1024, 2048, 2048, 10), 64, 64, "ours"),
+}
+Loop = Callable[["Task"], nn.Module]
+_stamps: list[float] = []
+
+
+def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    """Give the loss, and note when it was asked for."""
+    _stamps.append(time.perf_counter())
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+def optimizer(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - as torch's
+    """Give the optimizer of all loops."""
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+class Task:
+    """Model and data, the same for all loops."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.layers, self.batch_size, self.steps, self.asked = _MODELS[name]
+        self.world = world
+        self.whole = self.batch_size * world.world_size
+        size = self.whole * min(64, self.steps)
+        self.epochs = self.steps // min(64, self.steps)
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(size, self.layers[0], generator=generator)
+        self.y = torch.randint(0, self.layers[-1], (size,), generator=generator)
+        self.data = TensorDataset(self.x, self.y)
+
+    def model(self) -> nn.Module:
+        """Give the model as it is at the start."""
+        torch.manual_seed(0)
+        made: list[nn.Module] = []
+        for index, width in enumerate(self.layers[:-1]):
+            made += [nn.Linear(width, self.layers[index + 1]), nn.ReLU()]
+        return nn.Sequential(*made[:-1])
+
+    def sampler(self) -> GlobalSampler:
+        """Give this rank's sampler."""
+        rank, ranks = self.world.rank, self.world.world_size
+        return GlobalSampler(len(self.data), self.whole, rank, ranks, seed=0)
+
+    def loader(self) -> DataLoader[Any]:
+        """Give the batches of all epochs in a row."""
+        return DataLoader(self.data, batch_sampler=_AllBatches(self))
+
+
+class _AllBatches:
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __len__(self) -> int:
+        return self._task.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        sampler = self._task.sampler()
+        for span in sampler.spans(0, self._task.epochs * len(self._task.data)):
+            yield sampler.indices(span)
+
+
+def by_hand(task: Task) -> nn.Module:
+    """Train as torch's DDP tutorial does."""
+    return _train(task, task.loader())
+
+
+def tensors(task: Task) -> nn.Module:
+    """Train the same way, without a DataLoader."""
+    rows = _AllBatches(task)
+    return _train(task, ([task.x[index], task.y[index]] for index in rows))
+
+
+def _train(task: Task, batches: Any) -> nn.Module:  # noqa: ANN401 - any iterable
+    model = task.model()
+    ddp = DistributedDataParallel(model)
+    steps = optimizer(model.parameters())
+    for batch in batches:
+        steps.zero_grad()
+        loss(ddp, batch).backward()  # type: ignore[no-untyped-call]
+        steps.step()
+    return model
+
+
+def clusterddp(task: Task) -> nn.Module:
+    """Train with the trainer as it is shipped, logging every 10 steps."""
+    job = Job.model_validate(
+        {
+            "name": "bench",
+            "experiment": "benchmarks/loops.py:main",
+            "train": {"epochs": task.epochs, "global_batch_size": task.whole},
+            "log": {"every": _LOG_EVERY},
+            "checkpoint": {"every": "1000000000 steps"},
+        }
+    )
+    model = task.model()
+    experiment = Experiment(
+        model=model, train_data=task.data, loss=loss, optimizer=optimizer
+    )
+    with shared_directory() as place:
+        run = RunDirectory(place)
+        Trainer(experiment, job, task.world, run=run, attempt=1).fit()
+    return model
+
+
+def accelerate(task: Task) -> nn.Module:
+    """Train with Hugging Face Accelerate, no logging."""
+    from accelerate import Accelerator
+
+    accelerator, model = Accelerator(cpu=True), task.model()
+    wrapped, steps = accelerator.prepare(model, optimizer(model.parameters()))
+    for batch in task.loader():
+        steps.zero_grad()
+        accelerator.backward(loss(wrapped, batch))
+        steps.step()
+    return model
+
+
+def fabric(task: Task) -> nn.Module:
+    """Train with Lightning Fabric, no logging."""
+    from lightning.fabric import Fabric
+
+    made = Fabric(accelerator="cpu", devices=task.world.world_size, strategy="ddp")
+    made.launch()
+    model = task.model()
+    wrapped, steps = made.setup(model, optimizer(model.parameters()))
+    for batch in task.loader():
+        steps.zero_grad()
+        made.backward(loss(wrapped, batch))
+        steps.step()
+    return model
+
+
+def lightning(task: Task) -> nn.Module:
+    """Train with Lightning's Trainer, no logging."""
+    return _fit(task, logs=False)
+
+
+def lightning_log(task: Task) -> nn.Module:
+    """Train with Lightning's Trainer, self.log and its TensorBoard logger."""
+    return _fit(task, logs=True)
+
+
+def _fit(task: Task, *, logs: bool) -> nn.Module:
+    import lightning.pytorch as pl
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = task.model()
+
+        def training_step(self, batch: list[Tensor], _index: int) -> Tensor:
+            found = loss(self.net, batch)
+            if logs:
+                self.log("loss", found)
+            return found
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer(self.parameters())
+
+    module = Module()
+    with shared_directory() as place:
+        pl.Trainer(
+            accelerator="cpu",
+            devices=task.world.world_size,
+            strategy="ddp",
+            max_epochs=1,
+            logger=TensorBoardLogger(place) if logs else False,
+            log_every_n_steps=_LOG_EVERY,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        ).fit(module, task.loader())
+    return module.net
+
+
+_LOOPS: dict[str, Loop] = {
+    HAND: by_hand,
+    AGAIN: by_hand,
+    "clusterddp": clusterddp,
+    "by hand, from tensors": tensors,
+}
+_PEERS: dict[str, Loop] = {
+    "Fabric": fabric,
+    "Accelerate": accelerate,
+    "Lightning": lightning,
+    "Lightning, self.log": lightning_log,
+}
+
+
+def main() -> None:
+    """Measure in this rank; rank 0 writes what it found."""
+    name, blocks, place = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    warnings.filterwarnings("ignore")
+    for noisy in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    task = Task(name, init_dist("pytorch", backend="gloo"))
+    loops = _LOOPS if task.asked == "ours" else {**_LOOPS, **_PEERS}
+    found = _ask_all(task, loops, blocks)
+    if task.world.rank == 0:
+        (place / "found.json").write_text(json.dumps({"us": found}))
+    shutdown()
+
+
+def _ask_all(task: Task, loops: dict[str, Loop], blocks: int) -> dict[str, list[float]]:
+    luck = random.Random(0)  # noqa: S311 - an order, and the same on all ranks
+    found: dict[str, list[float]] = {loop: [] for loop in loops}
+    for block in range(-1, blocks):
+        bits = {}
+        for loop in luck.sample(list(loops), len(loops)):
+            us, bits[loop] = _ask(task, loops[loop])
+            if block >= 0:
+                found[loop].append(us)
+        if len({bits[HAND], bits[AGAIN], bits["clusterddp"]}) != 1:
+            raise RuntimeError(f"void: the final weights differ: {bits}")
+    return found
+
+
+def _ask(task: Task, loop: Loop) -> tuple[float, str]:
+    _stamps.clear()
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):  # noqa: PTH123
+        model = loop(task)
+    # The last steps only: some loops look at a batch before the first.
+    stamps = _stamps[_SETTLING - task.steps :]
+    gaps = sorted(b - a for a, b in pairwise(stamps))
+    us = 1e6 * statistics.fmean(gaps[: int(_KEPT * len(gaps))])
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    dist.barrier()
+    return us, digest.hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def shared_directory() -> Iterator[Path]:
+    """Give all ranks the same new directory."""
+    with tempfile.TemporaryDirectory() as mine:
+        told = [mine]
+        dist.broadcast_object_list(told)
+        yield Path(told[0])
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main()
