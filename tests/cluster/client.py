@@ -18,6 +18,7 @@ from tests.cluster.parameters import ClusterParameters, login_path
 from tests.cluster.processes import wait_until
 
 _RUN_TIMEOUT_S = 60
+_HOLD_S = 150
 _SLURM_PROCESSES = frozenset({"slurmd", "slurmstepd"})
 
 
@@ -183,8 +184,10 @@ class Cluster:
         """Return the job's state as soon as it is one of `states`.
 
         Raises:
-            ClusterError: It was not within `deadline` seconds.
+            ClusterError: It was not within `deadline` seconds; with Slurm's own hold
+                of requeued jobs that time comes on top.
         """
+        deadline += _HOLD_S if self.parameters.cred_expire is None else 0
 
         def failure() -> ClusterError:
             job = self.show_job(job_id)
