@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -83,15 +84,11 @@ def disturb(run: Path, name: str, number: int, what: str, *, step: int) -> str:
 
 
 def disturb_all(path: Path, names: str, whats: Sequence[str], *, step: int) -> set[str]:
-    """Disturb every call once in each way, four at a time."""
+    """Disturb every call once, in one way after the other, four at a time."""
     counts = count_until_result(path / "count", names, step)
     assert counts.total() > 20
-    cases = [
-        (name, number, what)
-        for name, total in counts.items()
-        for number in range(1, total + 1)
-        for what in whats
-    ]
+    calls = [(name, n) for name, total in counts.items() for n in range(1, total + 1)]
+    cases = [(*call, what) for call, what in zip(calls, cycle(whats), strict=False)]
 
     def one(case: tuple[str, int, str]) -> str:
         name, number, what = case
@@ -104,12 +101,16 @@ def disturb_all(path: Path, names: str, whats: Sequence[str], *, step: int) -> s
         return set(pool.map(one, cases))
 
 
-def test_a_call_that_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "errors", [["ENOSPC"], ["EIO", "EROFS", "EDQUOT"]], ids=["full", "others"]
+)
+def test_a_call_that_fails(tmp_path: Path, errors: list[str]) -> None:
     """Whichever of those that change something: what is published stays right.
 
     The next save succeeds, and the next attempt finds no rubbish.
     """
-    outcomes = disturb_all(tmp_path, traced.CHANGING, ["error=ENOSPC"], step=3)
+    whats = [f"error={error}" for error in errors]
+    outcomes = disturb_all(tmp_path, traced.CHANGING, whats, step=3)
     assert outcomes == {"failed", "saved"}
 
 
