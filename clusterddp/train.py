@@ -6,64 +6,52 @@ went well.
 """
 
 import argparse
-import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from clusterddp.config import Job, load_job, parse_override
+from clusterddp.config.schema import DistParams
 from clusterddp.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
     EXIT_STOPPED,
     ClusterDDPError,
-    UsageError,
 )
 from clusterddp.launch.environment import AGENT, LAUNCHER, OUTPUT
+from clusterddp.launch.last_words import LastWords
 from clusterddp.launch.lifeline import end_with_parent
 from clusterddp.launch.orphan import OrphanWatch
 from clusterddp.launch.rank import (
     Seat,
     build_experiment,
-    choose_run,
-    describe_failure,
-    name_cause,
     run_script,
     seat_from_environment,
 )
 from clusterddp.launch.stacks import answer_on_request
 from clusterddp.runs.blame import is_echo
 from clusterddp.runs.changes import read_run_job
-from clusterddp.runs.directory import AttemptDirectory, RunDirectory
-from clusterddp.runs.verdict import (
-    Failure,
-    Summary,
-    Verdict,
-    write_summary,
-    write_verdict,
-)
+from clusterddp.runs.directory import RunDirectory
+from clusterddp.runs.stackfiles import stacks_directory
 from clusterddp.slurm.remaining import seconds_left
 from clusterddp.terminal import talk_to_stderr
 
 if TYPE_CHECKING:
     from clusterddp.dist import World
-    from clusterddp.training import Outcome, StopSignal, Trainer
+    from clusterddp.training import StopSignal, Trainer
     from clusterddp.training.alarm import Alarm
 
 __all__ = ["main"]
 
 _LOG = logging.getLogger("clusterddp")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-_PARTING = timedelta(seconds=20)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,8 +107,7 @@ class _Rank:
 
     def __init__(self, given: argparse.Namespace, seat: Seat | None) -> None:
         self._given = given
-        self._seat = seat
-        self._rank = _rank_hint()
+        self._words = LastWords(_rank_hint(), seat)
         self._trainer: Trainer | None = None
         self._early: list[int] = []
         self._orphans: OrphanWatch | None = None
@@ -143,7 +130,7 @@ class _Rank:
             code = _exit_code(leaving)
             if code not in (0, EXIT_STOPPED):
                 self._fail(leaving, code)
-            self._finish_script(code)
+            self._words.script_over(code)
         except Exception as error:  # noqa: BLE001 - the boundary of a rank
             code = error.exit_code if isinstance(error, ClusterDDPError) else EXIT_BUG
             self._fail(error, code)
@@ -156,21 +143,21 @@ class _Rank:
         os.environ.setdefault(LAUNCHER, self._given.launcher or job.launcher)
         self._miss_supervisor(job)
         if job.script is not None:
-            run_script(job, self._seat.run if self._seat else None)
-            return self._finish_script(0)
+            run_script(job, self._words.seat.run if self._words.seat else None)
+            return self._words.script_over(0)
         return self._train(job)
 
     def _miss_supervisor(self, job: Job) -> None:
         """Watch for the loss of the supervisor's node where Slurm lets the job live."""
-        if self._seat is not None and job.outlives_nodes:
-            seat, patience_s = self._seat, job.slurm.supervisor_timeout
+        if self._words.seat is not None and job.outlives_nodes:
+            seat, patience_s = self._words.seat, job.slurm.supervisor_timeout
             self._orphans = OrphanWatch(seat.run, seat.attempt, patience_s)
             self._orphans.start()
 
     def _load_job(self) -> Job:
         target: Path = self._given.target
-        if self._seat is not None:
-            return read_run_job(self._seat.run)
+        if self._words.seat is not None:
+            return read_run_job(self._words.seat.run)
         if target.is_dir():
             self._given.run = self._given.run or target
             return read_run_job(RunDirectory(target))
@@ -182,25 +169,20 @@ class _Rank:
     def _train(self, job: Job) -> int:
         import torch
 
-        from clusterddp.dist import default_store, init_dist, shutdown
+        from clusterddp.dist import default_store, shutdown
+        from clusterddp.launch.together import part
         from clusterddp.training import StopSignal, Trainer
         from clusterddp.training.alarm import Alarm
         from clusterddp.training.randomness import seed_all
+        from clusterddp.training.stacks import StackTeller
 
         torch.set_num_threads(job.threads)
         with StopSignal(lambda: seconds_left(os.environ, time.time)) as stop:
-            world = init_dist(
-                self._given.launcher,
-                job.dist_params.backend,
-                timedelta(seconds=job.dist_params.timeout),
-                rendezvous_timeout=timedelta(
-                    seconds=job.dist_params.rendezvous_timeout
-                ),
-                port_range=job.dist_params.port_range,
-            )
-            self._rank = world.rank
+            world = self._join(job.dist_params)
+            self._words.rank = world.rank
             self._alarm = Alarm(default_store(), world, self._follow)
             seat = self._find_seat(job, world)
+            StackTeller(default_store(), world, stacks_directory(seat.attempt))
             seed_all(job.train.seed)
             experiment = build_experiment(job, seat.run)
             self._trainer = Trainer(
@@ -213,29 +195,33 @@ class _Rank:
             )
             self._pass_on_early(stop)
             outcome = self._trainer.fit()
-            _part(outcome, seat.attempt, world)
+            part(outcome, seat.attempt, world)
             self._alarm.close()
             signum = stop.received
         shutdown()
-        return 0 if outcome.finished else self._say_stopped(seat, outcome.step, signum)
+        return 0 if outcome.finished else self._words.stopped(outcome.step, signum)
+
+    def _join(self, how: DistParams) -> "World":
+        from clusterddp.dist import init_dist
+
+        return init_dist(
+            self._given.launcher,
+            how.backend,
+            timedelta(seconds=how.timeout),
+            rendezvous_timeout=timedelta(seconds=how.rendezvous_timeout),
+            port_range=how.port_range,
+        )
 
     def _find_seat(self, job: Job, world: "World") -> Seat:
         """Give the seat that the supervisor assigned, or agree on one by hand."""
-        if self._seat is not None:
-            return self._seat
-        from clusterddp.dist import broadcast_json
+        from clusterddp.launch.together import agree_on_seat
 
-        told: dict[str, str] | None = None
-        if world.rank == 0:
-            told = _choose(job, self._given.run)
-        told = broadcast_json(told)
-        if "error" in told:
-            raise UsageError(told["error"])
-        run = RunDirectory(Path(told["run"]))
-        self._seat = Seat(run, run.attempt(int(told["attempt"])))
-        if world.rank == 0:
-            _LOG.info("run %s, attempt %s", told["run"], told["attempt"])
-        return self._seat
+        if self._words.seat is None:
+            seat = agree_on_seat(job, self._given.run, world)
+            self._words.seat = seat
+            if world.rank == 0:
+                _LOG.info("run %s, attempt %s", seat.run.path, seat.attempt.number)
+        return self._words.seat
 
     def _pass_on_early(self, stop: "StopSignal") -> None:
         """A signal that came before the ranks could talk stops them all the same."""
@@ -245,58 +231,26 @@ class _Rank:
     def _note_early(self, signum: int, _frame: FrameType | None) -> None:
         self._early.append(signum)
 
-    def _say_stopped(self, seat: Seat, step: int, signum: int | None) -> int:
-        name = signal.Signals(signum).name if signum is not None else None
-        verdict = self._verdict("stopped", EXIT_STOPPED, step=step, signum=name)
-        write_verdict(seat.attempt, verdict)
-        return EXIT_STOPPED
-
-    def _finish_script(self, code: int) -> int:
-        """Say how a script ended; with 75 it says that it has saved and stopped."""
-        if self._seat is not None and self._rank == 0:
-            cause = "stopped" if code == EXIT_STOPPED else "completed"
-            write_summary(self._seat.attempt, Summary(cause, 0, 0))
-        return code
-
     def _fail(self, error: BaseException, code: int) -> None:
         """Leave a verdict and end this process at once."""
-        failure = describe_failure(error)
-        step = self._trainer.step if self._trainer else None
-        cause = name_cause(error, is_started=bool(step))
-        if isinstance(error, ClusterDDPError):
-            _LOG.error("rank %d: %s", self._rank, error)
-        elif is_echo(failure.message):
-            _LOG.error("rank %d lost another rank: %s", self._rank, failure.message)
-        else:
-            sys.stderr.write(failure.traceback)
-        if self._seat is not None:
-            verdict = self._verdict(cause, code, step=step)
-            write_verdict(self._seat.attempt, replace(verdict, failure=failure))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        failure = self._words.failed(error, code, self._step)
         if self._alarm is not None and not is_echo(failure.message):
             self._alarm.sound(f"{failure.type}: {failure.message}")
+        self._end(code)
+
+    def _follow(self, words: str) -> None:
+        """Leave, from a thread, because another rank has failed."""
+        self._words.followed(words, self._step)
+        self._end(EXIT_BUG)
+
+    def _end(self, code: int) -> None:
         if self._orphans is not None:
             self._orphans.linger()
         os._exit(code)
 
-    def _follow(self, words: str) -> None:
-        """Leave, from a thread, because another rank has failed."""
-        _LOG.error("rank %d %s", self._rank, words)
-        if self._seat is not None:
-            step = self._trainer.step if self._trainer else None
-            failure = Failure("CollectiveError", words, "nowhere", words)
-            verdict = self._verdict("crash", EXIT_BUG, step=step)
-            write_verdict(self._seat.attempt, replace(verdict, failure=failure))
-        if self._orphans is not None:
-            self._orphans.linger()
-        os._exit(EXIT_BUG)
-
-    def _verdict(
-        self, cause: str, code: int, *, step: int | None, signum: str | None = None
-    ) -> Verdict:
-        host, now = socket.gethostname(), time.time()
-        return Verdict(self._rank, cause, code, step, host, now, signal=signum)
+    @property
+    def _step(self) -> int | None:
+        return self._trainer.step if self._trainer else None
 
     def _leave(self, code: int) -> int:
         """Give the exit code; under our agent a common stop is no failure.
@@ -306,35 +260,8 @@ class _Rank:
         """
         if self._orphans is not None:
             self._orphans.leave()
-        is_agents = AGENT in os.environ and self._seat is not None
+        is_agents = AGENT in os.environ and self._words.seat is not None
         return 0 if is_agents and code == EXIT_STOPPED else code
-
-
-def _part(outcome: "Outcome", attempt: AttemptDirectory, world: "World") -> None:
-    """Let nobody leave before rank 0's summary is on the disk.
-
-    With srun's --kill-on-bad-exit the first rank that leaves with 75 gets the
-    others terminated (measured).
-    """
-    from clusterddp.dist import default_store
-
-    store = default_store()
-    if world.rank > 0:
-        with contextlib.suppress(RuntimeError):  # rank 0 is gone: nothing to wait for
-            store.wait(["summary"], _PARTING)
-        return
-    cause = "completed" if outcome.finished else "stopped"
-    summary = Summary(cause, outcome.step, outcome.total_steps, outcome.metrics)
-    write_summary(attempt, summary)
-    store.set("summary", "written")
-
-
-def _choose(job: Job, given: Path | None) -> dict[str, str]:
-    try:
-        seat = choose_run(job, given, os.environ)
-    except ClusterDDPError as error:
-        return {"error": str(error)}
-    return {"run": str(seat.run.path), "attempt": str(seat.attempt.number)}
 
 
 def _rank_hint() -> int:

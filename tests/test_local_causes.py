@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterddp.launch.stacks import stacks_directory
 from clusterddp.runs.directory import RunDirectory
+from clusterddp.runs.stackfiles import list_told, stacks_directory
 from tests.runs import (
     digest,
     events,
@@ -53,7 +53,8 @@ def test_hung_rank_is_described_ended_and_the_run_goes_on(
     assert done.code == 0, done.err
     assert causes(run) == ["stalled", "completed"]
     stacks = stacks_directory(run.attempt(0))
-    assert "File " in (stacks / "rank-0000.txt").read_text()
+    assert list_told(stacks) == {0}
+    assert "clusterddp/train.py" in (stacks / "rank-0000.txt").read_text()
     silent = json.loads((stacks / "silent-0001.json").read_text())
     assert "stopped" in silent["threads"][str(silent["pid"])]["state"]
     assert rank_pids(run) == []

@@ -1,11 +1,14 @@
 """Stacks of hanging ranks: each is asked for its own; the silent are looked at.
 
-A rank that hangs in a collective answers SIGQUIT all the same, because faulthandler
-writes from the C level. A rank that stands still (SIGSTOP, a dead file system) does
-not, and is described from /proc instead. The supervisor runs this module once on
-every node of the attempt: `python -m clusterddp.launch.stacks RUN_DIR ATTEMPT`.
+First all are asked through their store; a thread of each answers, wherever its main
+thread hangs (`clusterddp.training.stacks`). Those that do not get a SIGQUIT: with it
+faulthandler writes from the C level, also where C code holds the interpreter. A rank
+that stands still (SIGSTOP, a dead file system) does not answer that either, and is
+described from /proc. For these two the supervisor runs this module once on every node
+of the attempt: `python -m clusterddp.launch.stacks RUN_DIR ATTEMPT`.
 """
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -21,6 +24,7 @@ import psutil
 from clusterddp.files import read_json, write_json
 from clusterddp.launch.environment import ATTEMPT, RUN_DIR
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
+from clusterddp.runs.stackfiles import ask, list_told, rank_file, stacks_directory
 
 __all__ = [
     "answer_on_request",
@@ -32,25 +36,25 @@ __all__ = [
 ]
 
 _NODE = "SLURMD_NODENAME"
+_ASKING_S = 4.0
+_LOOK_S = 0.1
 _ANSWER_S = 3.0
 _LONGEST_S = 40.0
-
-
-def stacks_directory(attempt: AttemptDirectory) -> Path:
-    """Give where the stacks of an attempt's ranks lie."""
-    return attempt.path / "stacks"
 
 
 def answer_on_request(attempt: AttemptDirectory, rank: int) -> None:
     """Let this rank write the stacks of its threads whenever it gets a SIGQUIT."""
     directory = stacks_directory(attempt)
     directory.mkdir(parents=True, exist_ok=True)
-    file = (directory / f"rank-{rank:04d}.txt").open("w")
+    file = rank_file(directory, rank).open("a")  # the side thread writes there, too
     faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
 
 
 def collect_stacks(
-    run: RunDirectory, attempt: AttemptDirectory, step: Sequence[str] | None
+    run: RunDirectory,
+    attempt: AttemptDirectory,
+    step: Sequence[str] | None,
+    world_size: int,
 ) -> None:
     """Ask all ranks of an attempt for their stacks; bounded in time, never raises.
 
@@ -59,7 +63,10 @@ def collect_stacks(
         attempt: the attempt that hangs.
         step: the srun words that start Python once on each node; None: the ranks
             are on this machine.
+        world_size: how many ranks there should be; if all tell, that is all.
     """
+    if _have_told(attempt, world_size):
+        return
     if step is None:
         collect_here(run, attempt)
         return
@@ -79,15 +86,29 @@ def collect_stacks(
             sink.write(f"stacks: {error}\n".encode())
 
 
+def _have_told(attempt: AttemptDirectory, world_size: int) -> bool:
+    """Ask through the store; True once that many ranks have told their stacks."""
+    directory = stacks_directory(attempt)
+    with contextlib.suppress(OSError):
+        ask(directory)
+        deadline = time.monotonic() + _ASKING_S
+        while time.monotonic() < deadline:
+            if len(list_told(directory)) >= world_size:
+                return True
+            time.sleep(_LOOK_S)
+    return False
+
+
 def collect_here(run: RunDirectory, attempt: AttemptDirectory) -> None:
-    """Ask the ranks on this node, and describe those that do not answer."""
-    ranks = list(find_ranks(run, attempt))
+    """Ask the ranks on this node that have not told, and describe the silent ones."""
+    directory = stacks_directory(attempt)
+    told = list_told(directory)
+    ranks = [found for found in find_ranks(run, attempt) if found[0] not in told]
     for _, process in ranks:
         process.send_signal(signal.SIGQUIT)
     time.sleep(_ANSWER_S)
-    directory = stacks_directory(attempt)
     for rank, process in ranks:
-        answer = directory / f"rank-{rank:04d}.txt"
+        answer = rank_file(directory, rank)
         if not answer.exists() or answer.stat().st_size == 0:
             words = {"rank": rank, "host": socket.gethostname(), **_describe(process)}
             write_json(directory / f"silent-{rank:04d}.json", words)

@@ -172,7 +172,8 @@ class Watch:
                 "then ending them",
                 clock.patience_s,
             )
-            collect_stacks(self._run, self._attempt, self._probe)
+            ranks = self._job.world_size
+            collect_stacks(self._run, self._attempt, self._probe, ranks)
             process.end()
 
 
