@@ -10,6 +10,7 @@ ClusterDDPError                   1  a bug, or anything without a better class
 ├── CollectiveError               1  the ranks lost one another while they worked
 ├── NumbersError                  1  NaN or Inf, or ranks whose weights differ
 ├── CheckpointError               5  no checkpoint could be written or read
+│   └── SaveError                 5  none can be written any more
 └── StoppedError                 75  stopped on request; the run can be resumed
 
 A message has three parts: where and what; found against expected; what to do
@@ -29,6 +30,7 @@ __all__ = [
     "LaunchError",
     "NumbersError",
     "RendezvousError",
+    "SaveError",
     "SlurmError",
     "StoppedError",
     "UsageError",
@@ -88,6 +90,10 @@ class CheckpointError(ClusterDDPError):
     """A checkpoint could not be written, read or verified."""
 
     exit_code = 5
+
+
+class SaveError(CheckpointError):
+    """Saves have failed too often in a row, or can never succeed."""
 
 
 class StoppedError(ClusterDDPError):

@@ -206,6 +206,14 @@ def test_shrinking_has_the_budget_of_node_failures() -> None:
     assert "retry.node_failures allows 1" in decision.reason
 
 
+def test_saves_that_failed_too_often_end_the_run_at_once() -> None:
+    """Another attempt would train for nothing."""
+    past = [Past(Cause.CRASH, 5, "SaveError at checkpoints.py:9 in save")]
+    decision = decide(past, Retry(crashes=9), Place(on_slurm=True))
+    assert (decision.action, decision.exit_code) == (Action.STOP, 5)
+    assert "checkpoints cannot be written" in decision.reason
+
+
 @pytest.mark.parametrize("crashes", [1, 3])
 def test_a_run_that_cannot_save_ends_with_the_code_of_checkpoints(crashes: int) -> None:
     """Whether it has failed so twice or as often as is allowed."""

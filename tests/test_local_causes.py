@@ -154,3 +154,33 @@ def test_drill_strikes_a_rank_and_tells_the_cost(
     assert digest(run) == undisturbed
     over = run_python(("clusterddp.drill", "toy", "--stall", "0"), tmp_path)
     assert "found no ranks that train" in over.err
+
+
+UNSAVABLE = """
+import os, pathlib, shutil
+from dataclasses import replace
+from tests.toy import build as build_toy
+
+def build(params):
+    toy = build_toy(params)
+    place = pathlib.Path(os.environ["CLUSTERDDP_RUN_DIR"], "checkpoints")
+
+    def loss(model, batch):
+        if place.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+        place.touch()
+        return toy.loss(model, batch)
+
+    return replace(toy, loss=loss)
+"""
+
+
+def test_a_run_that_cannot_save_ends_with_its_own_code(tmp_path: Path) -> None:
+    """As its ranks and its last words say; starting again would not help."""
+    (tmp_path / "own.py").write_text(UNSAVABLE)
+    rules = {"every": "2 steps", "max_failures": 2}
+    write_job(tmp_path, experiment="own.py:build", checkpoint=rules)
+    done = run_python(SUBMIT, tmp_path)
+    assert done.code == 5, (done.out, done.err)
+    assert "2 saves in a row failed (checkpoint.max_failures 2)" in done.err
+    assert len(latest(tmp_path).list_attempts()) == 1

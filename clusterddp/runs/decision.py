@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterddp.config.schema import Retry
-from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, CheckpointError, UsageError
+from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, CheckpointError, SaveError, UsageError
 from clusterddp.runs.verdict import Cause, Past
 
 __all__ = ["FAILURES", "Action", "Decision", "Place", "decide"]
@@ -82,6 +82,9 @@ def _after_failure(past: Sequence[Past], policy: Retry, place: Place) -> Decisio
     """Restart in the allocation, unless it would only fail again, or the node did."""
     times = sum(attempt.cause in FAILURES for attempt in past)
     last = past[-1]
+    if _is(last, SaveError):
+        reason = "checkpoints cannot be written: starting again would be for nothing"
+        return Decision(Action.STOP, reason, SaveError.exit_code)
     if times > policy.crashes:
         allowed = f"retry.crashes allows {policy.crashes}"
         reason = f"{last.cause.value} {times}, and {allowed}"
@@ -126,8 +129,11 @@ def _after_same_failure(
 
 def _code_of(last: Past) -> int:
     """Let who submitted tell by the code that checkpoints, not the code, failed."""
-    is_checkpoint = (last.failure or "").startswith(f"{CheckpointError.__name__} ")
-    return CheckpointError.exit_code if is_checkpoint else EXIT_BUG
+    return CheckpointError.exit_code if _is(last, CheckpointError) else EXIT_BUG
+
+
+def _is(past: Past, kind: type[Exception]) -> bool:
+    return (past.failure or "").startswith(f"{kind.__name__} ")
 
 
 def _count_blame(past: Sequence[Past]) -> int:

@@ -15,7 +15,7 @@ import torch
 
 from clusterddp.config.schema import Checkpoint
 from clusterddp.dist import World, broadcast_json, gather_json
-from clusterddp.errors import CheckpointError
+from clusterddp.errors import CheckpointError, SaveError
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.training.checkpoint_choice import choose
 from clusterddp.training.checkpoint_reading import (
@@ -233,7 +233,7 @@ class Checkpoints:
             word = {"error": error, "fatal": fatal, "stop": stop()}
         told: Any = broadcast_json(word)
         if told["fatal"]:
-            raise CheckpointError(told["error"])
+            raise SaveError(told["error"])
         return Saved(error=told["error"], stop=told["stop"]), ranks
 
     def _task(
