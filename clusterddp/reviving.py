@@ -30,6 +30,7 @@ from clusterddp.runs.revival import STATES, Judgement, Known, Wish, judge
 from clusterddp.runs.timing import read_room
 from clusterddp.slurm.hold import lift_hold
 from clusterddp.slurm.listing import ask_accounting, ask_queue
+from clusterddp.slurm.patience import Backoff
 from clusterddp.tables import plain_table
 
 __all__ = ["resubmit"]
@@ -112,24 +113,38 @@ def _states(given: str | None) -> tuple[str, ...]:
 def _watch(order: _Order, given: argparse.Namespace) -> NoReturn:
     """Look after runs until somebody ends it; says only what is new."""
     said: dict[str, tuple[str, str, str]] = {}
+    pause_s = max(1.0, given.watch)
+    refusals = Backoff(pause_s)
     while True:
-        rows = _look_after(order)
+        rows = _look_after(order, refusals)
         fresh = [row for row in rows if said.get(row.path) != _gist(row)]
         if fresh:
             _print(fresh, as_json=given.json)
-        said = {row.path: _gist(row) for row in rows}
-        time.sleep(max(1.0, given.watch))
+        said |= {row.path: _gist(row) for row in rows}
+        time.sleep(pause_s)
 
 
 def _gist(row: Row) -> tuple[str, str, str]:
     return row.state, row.action, row.why
 
 
-def _look_after(order: _Order) -> list[Row]:
-    """Judge every run with one squeue and one sacct, then act on each."""
+def _look_after(order: _Order, refusals: Backoff | None = None) -> list[Row]:
+    """Judge every run with one squeue and one sacct, then act on each.
+
+    Args:
+        order: what was asked for.
+        refusals: runs that were refused lately and are let rest; they get no row.
+    """
     runs = select_runs(order.words, find_root(order.root, os.environ))
-    known = _survey(runs)
-    return [_act(one, judge(one, order.wish), order) for one in known]
+    rows = []
+    for known in _survey(runs):
+        path, now = str(known.facts.run.path), time.monotonic()
+        if refusals is not None and refusals.rests(path, now):
+            continue
+        rows.append(_act(known, judge(known, order.wish), order))
+        if refusals is not None:
+            refusals.note(path, now, is_refused=rows[-1].action == "refused")
+    return rows
 
 
 def _survey(runs: Sequence[RunDirectory]) -> list[Known]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from clusterddp.runs.ledger import Ledger
 from clusterddp.runs.verdict import Cause
 from clusterddp.slurm.allocation import Allocation
 from clusterddp.slurm.nodes import count_usable
-from clusterddp.slurm.patience import patiently
+from clusterddp.slurm.patience import fit_pauses, patiently
 
 __all__ = ["Leave", "note_cancelled"]
 
@@ -71,8 +72,9 @@ class Leave:
         exclude = _affordable(self.job, allocation, decision.exclude)
         if not info.may_requeue and info.restarts == allocation.restarts:
             self.ledger.add("successor", reason=decision.reason)
+            left_s = None if info.end_time is None else info.end_time - time.time()
             job = without_nodes(self.job, exclude)
-            sent = send_further_job(self.run, job, os.environ, self.entry)
+            sent = patiently(lambda: self._send(job), fit_pauses(left_s))
             _LOG.warning("the job may not be requeued: job %s goes on", sent)
             return
         self.ledger.add("requeue", reason=decision.reason, job=allocation.address)
@@ -81,6 +83,14 @@ class Leave:
             done = allocation.exclude(exclude)
             words = done.err.strip() if done.code else None
             self.ledger.add("excluded", nodes=list(exclude), error=words)
+
+    def _send(self, job: Job) -> str:
+        """Send the successor; a refusal is written down: no word may follow it."""
+        try:
+            return send_further_job(self.run, job, os.environ, self.entry)
+        except SlurmError as error:
+            self.ledger.add("refused", reason=str(error))
+            raise
 
     def _was_cancelled(self) -> bool:
         """Ask once more: a scancel between the decision and the requeue wins."""

@@ -22,6 +22,7 @@ from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 from clusterddp.config.schema import Job
 from clusterddp.errors import SlurmError
 from clusterddp.runs.directory import RunDirectory
+from clusterddp.slurm.patience import is_full
 
 __all__ = [
     "Array",
@@ -32,6 +33,11 @@ __all__ = [
     "written_options",
 ]
 
+_ERROR = "sbatch: error: "
+_NO_ROOM = (
+    "; as many jobs are submitted as this limit allows, and one more fits when one of "
+    "them has ended"
+)
 _NO_SBATCH = (
     "sbatch: not found on this machine; submit where Slurm's programs are, or run the "
     "job here with --launcher pytorch"
@@ -91,8 +97,7 @@ def send(
             executor.update_parameters(**_parameters(job, run, token, after))
             return str(executor.submit(entry, str(run.path)).job_id)
         except FailedJobError as error:
-            message = f"sbatch refused: {_last_line(str(error))}"
-            raise SlurmError(message) from error
+            raise SlurmError(_say_refusal(str(error))) from error
         except RuntimeError as error:  # submitit's word for "no srun here"
             raise SlurmError(_NO_SBATCH) from error
 
@@ -159,8 +164,7 @@ def send_array(job: Job, array: Array, environ: Mapping[str, str]) -> str:
                 executor._submit_command(_element(array, sys.executable)).job_id  # noqa: SLF001
             )
         except FailedJobError as error:
-            message = f"sbatch refused: {_last_line(str(error))}"
-            raise SlurmError(message) from error
+            raise SlurmError(_say_refusal(str(error))) from error
         except RuntimeError as error:
             raise SlurmError(_NO_SBATCH) from error
 
@@ -229,6 +233,10 @@ def _environment(environ: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "it gave no reason"
+def _say_refusal(text: str) -> str:
+    """Give sbatch's words: the last line is general, the one before names the limit."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [one.removeprefix(_ERROR) for one in lines if one.startswith(_ERROR)]
+    words = "; ".join(told) or (lines[-1] if lines else "it gave no reason")
+    advice = _NO_ROOM if is_full(words) else ""
+    return f"sbatch refused: {words}{advice}"

@@ -40,6 +40,7 @@ _DEEDS = {
     "restart": "started it again",
     "requeue": "requeued the job",
     "successor": "sent a further job",
+    "refused": "could not send a further job yet",
     "needs_resubmit": "could not bring it back",
     "stopped": "stopped",
     "finished": "left",
