@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterddp.config.schema import Retry
-from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, CheckpointError, SaveError, UsageError
+from clusterddp.errors import (
+    EXIT_BUG,
+    EXIT_STOPPED,
+    CheckpointError,
+    SaveError,
+    UsageError,
+)
 from clusterddp.runs.verdict import Cause, Past
 
 __all__ = ["FAILURES", "Action", "Decision", "Place", "decide"]
