@@ -7,7 +7,7 @@ run directory remembers.
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,26 @@ def build(params: Mapping[str, Any]) -> clusterddp.Experiment:
         train_data=data,
         eval_data=data,
         loss=_Loss(params),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        optimizer=_slow_to_save(params["save_s"]) if "save_s" in params else _sgd,
         evaluate=_accuracy,
     )
+
+
+def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def _slow_to_save(
+    seconds: float,
+) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    """Give an optimizer whose state takes its time."""
+
+    class Slow(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            time.sleep(seconds)
+            return super().state_dict()
+
+    return lambda parameters: Slow(parameters, lr=0.1, momentum=0.9)
 
 
 class _Loss:
