@@ -10,6 +10,8 @@ import logging
 import os
 import shutil
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from clusterddp.config import (
@@ -33,10 +35,11 @@ from clusterddp.launch.admission import (
 )
 from clusterddp.runs.claims import next_token
 from clusterddp.runs.directory import RunDirectory, create_run, new_id, point_latest
-from clusterddp.runs.finding import find_run, list_named
+from clusterddp.runs.finding import find_run, list_named, name_some
 from clusterddp.runs.ledger import Ledger
 from clusterddp.runs.snapshot import (
     CodePlan,
+    changed_names,
     digest_code,
     link_snapshot,
     plan_snapshot,
@@ -45,6 +48,7 @@ from clusterddp.runs.snapshot import (
 from clusterddp.runs.source import copy_checkpoint, find_named, fix_source
 from clusterddp.runs.survey import survey
 from clusterddp.runs.timing import read_room
+from clusterddp.runs.turns import take_turn
 from clusterddp.runs.verdict import read_summary
 from clusterddp.slurm.environment import clean_environment
 from clusterddp.sweeping import submit_sweep
@@ -84,20 +88,20 @@ def submit(given: argparse.Namespace) -> int:
     after = _dependency(given.after, job, root)
     if given.dry_run:
         return _show(job, RunDirectory(root / job.name / new_id()), after)
+    _refuse_what_cannot_work(job, root)
     content = content_of(job, digest_code(plan) if plan else "")
-    _refuse(job, root, content, is_new=given.new or forked is not None)
-    run = _make_run(job, root, plan)
-    if forked is not None:
-        copy_checkpoint(forked, run)
-    if job.where == "local":
-        return _run_here(job, run, content, as_json=given.json)
-    exit_code = _send(job, run, given, content, after)
-    if plan is not None and content_of(job, digest_code(plan)) != content:
-        _LOG.warning(
-            "the code changed while it was being kept; the run has what %s holds",
-            run.code,
-        )
-    return exit_code
+    with _only_one(job, root, content, is_new=given.new or forked is not None):
+        run = _make_run(job, root, plan, forked)
+        if job.where == "local":
+            return _run_here(job, run, content, as_json=given.json)
+        job_id = _send(job, run, content, after)
+    _print(run, job_id, as_json=given.json)
+    _tell_of_changes(plan, run.code)
+    if not given.wait:
+        return 0
+    from clusterddp.wait import wait_for
+
+    return wait_for(run, job_id)
 
 
 def _warn_of_time(job: Job, root: Path) -> list[str]:
@@ -117,14 +121,31 @@ def _dependency(word: str | None, job: Job, root: Path) -> str | None:
     return dependency_on(survey([find_run(word, root)])[0])
 
 
-def _refuse(job: Job, root: Path, content: str, *, is_new: bool) -> None:
-    """Refuse what cannot work, or is under way already, before anything is made."""
+def _refuse_what_cannot_work(job: Job, root: Path) -> None:
     if job.where == "slurm":
         _refuse_without_sbatch()
         refuse_unseen_python(os.environ)
         refuse_odd_root(root)
-    if not is_new:
-        refuse_twin(root, job, {content})
+
+
+def _only_one(
+    job: Job, root: Path, content: str, *, is_new: bool
+) -> AbstractContextManager[None]:
+    """Refuse what is under way already, also where two are sent at one moment."""
+    if is_new:
+        return nullcontext()
+    look = partial(refuse_twin, root, job, {content})
+    return take_turn(root / job.name, {content}, look)
+
+
+def _tell_of_changes(plan: CodePlan | None, kept: Path) -> None:
+    names = changed_names(plan, kept) if plan is not None and kept.is_dir() else []
+    if names:
+        _LOG.warning(
+            "code: %s changed after it was kept; the run has what %s holds: submit "
+            "once more with --new for the newer state",
+            *(name_some(names), kept),
+        )
 
 
 def _overrides(given: argparse.Namespace) -> list[Override]:
@@ -157,12 +178,16 @@ def _show(job: Job, run: RunDirectory, after: str | None) -> int:
     return 0
 
 
-def _make_run(job: Job, root: Path, plan: CodePlan | None) -> RunDirectory:
+def _make_run(
+    job: Job, root: Path, plan: CodePlan | None, forked: Path | None
+) -> RunDirectory:
     digest = store_snapshot(plan, root) if plan and plan.names else None
     run = create_run(root, job.name, new_id())
     if digest is not None:
         link_snapshot(run, digest)
     write_atomic(run.job_file, render_job(job).encode())
+    if forked is not None:
+        copy_checkpoint(forked, run)
     return run
 
 
@@ -170,13 +195,7 @@ def _ledger(run: RunDirectory) -> Ledger:
     return Ledger(run, f"login-{os.uname().nodename}-{os.getpid()}")
 
 
-def _send(
-    job: Job,
-    run: RunDirectory,
-    given: argparse.Namespace,
-    content: str,
-    after: str | None,
-) -> int:
+def _send(job: Job, run: RunDirectory, content: str, after: str | None) -> str:
     from clusterddp.launch.first_job import send_first_job
     from clusterddp.launch.submission import written_options
     from clusterddp.supervise import in_job
@@ -188,12 +207,7 @@ def _send(
     known = {"token": claim.token, "content": content, **_shape(job)}
     _ledger(run).add("submitted", job=job_id, cluster="slurm", **known)
     point_latest(run)
-    _print(run, job_id, as_json=given.json)
-    if not given.wait:
-        return 0
-    from clusterddp.wait import wait_for
-
-    return wait_for(run, job_id)
+    return job_id
 
 
 def _shape(job: Job) -> dict[str, object]:

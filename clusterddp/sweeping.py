@@ -9,7 +9,9 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from clusterddp.config import Job, change_job, render_job
@@ -37,6 +39,7 @@ from clusterddp.runs.snapshot import (
     store_snapshot,
 )
 from clusterddp.runs.sweeps import SweepDirectory, expand_sweep, write_values
+from clusterddp.runs.turns import take_turn
 from clusterddp.slurm.environment import clean_environment
 from clusterddp.slurm.patience import is_transient
 from clusterddp.slurm.programs import Runner, run_program
@@ -83,12 +86,15 @@ def submit_sweep(
     refuse_odd_root(root)
     code = digest_code(plan) if plan else ""
     known = [_known(element.job, content_of(element.job, code)) for element in elements]
-    if not given.new:
-        refuse_twin(root, job, {str(one["content"]) for one in known})
-    digest = store_snapshot(plan, root) if plan and plan.names else None
-    sweep = make_sweep(root, sweep_id, elements, digest)
-    clean = clean_environment(os.environ, written_options(job))
-    ids = send_sweep(job, sweep, known, clean.variables, parallel=given.max_parallel)
+    contents = {str(one["content"]) for one in known}
+    look = partial(refuse_twin, root, job, contents)
+    with nullcontext() if given.new else take_turn(root / job.name, contents, look):
+        digest = store_snapshot(plan, root) if plan and plan.names else None
+        sweep = make_sweep(root, sweep_id, elements, digest)
+        clean = clean_environment(os.environ, written_options(job))
+        ids = send_sweep(
+            job, sweep, known, clean.variables, parallel=given.max_parallel
+        )
     point_latest(sweep.element(0))
     _print(ids, f"{job.name}/{sweep.id}", as_json=given.json)
     return 0

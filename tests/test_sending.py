@@ -5,7 +5,11 @@ are programs of the test; everything else is real.
 """
 
 import json
+import os
 import pickle
+import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,14 +21,29 @@ from clusterddp.launch.admission import (
     refuse_odd_root,
     refuse_unseen_python,
 )
+from clusterddp.launch.dependents import follow
+from clusterddp.processes import creation_time
 from clusterddp.runs.directory import RunDirectory
-from tests.runs import Done, events, latest, run_python, write_job
+from clusterddp.runs.turns import take_turn
+from tests.cluster import Cluster
+from tests.runs import (
+    ROOT,
+    Done,
+    events,
+    finish,
+    latest,
+    start,
+    wait_until,
+    write_job,
+)
+from tests.test_slurm_runs import start as slurm_start
 
 _SBATCH = """#!/bin/sh
 echo call >> {home}/sbatch-calls
 for word; do script=$word; done
 grep -e --comment "$script" > {home}/comment
 n=$(wc -l < {home}/sbatch-calls)
+[ ! -e {home}/sbatch-first ] || . {home}/sbatch-first
 if [ -e {home}/sbatch-says ] && [ "$n" -le "$(cat {home}/sbatch-fails)" ]; then
     cat {home}/sbatch-says >&2
     exit 1
@@ -61,9 +80,15 @@ class Site:
         (self.home / name).write_text(text)
 
     def submit(self, *words: str) -> Done:
+        return finish(self.start(*words))
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return self.call("submit", "job.yaml", *words)
+
+    def call(self, verb: str, *words: str) -> subprocess.Popen[str]:
         environ = {"PATH": f"{self.home}/bin:/usr/bin:/bin"}
         environ["CLUSTERDDP_SHARED_TMP"] = "1"
-        return run_python(("clusterddp.submit", "job.yaml", *words), self.home, environ)
+        return start((f"clusterddp.{verb}", *words), self.home, environ)
 
     @property
     def calls(self) -> int:
@@ -144,6 +169,77 @@ def test_same_job_is_refused_while_one_is_active(site: Site) -> None:
     assert site.calls == 4
 
 
+def test_of_two_at_the_same_moment_one_is_sent(site: Site) -> None:
+    """Both looked before either was sent: sbatch is called once, the other told so."""
+    site.say("sbatch-first", "sleep 2")
+    site.say("queue", "71|PENDING|N/A|N/A||Resources\n")
+    both = [site.start(), site.start()]
+    done = [finish(one) for one in both]
+    assert sorted(one.code for one in done) == [0, 2], [one.err for one in done]
+    assert site.calls == 1
+    (refused,) = (one.err for one in done if one.code == 2)
+    words = "the same job with the same code is pending already (job 71)"
+    assert f"{latest(site.home).path}: {words}" in refused
+    assert not list((site.home / "runs" / "toy" / ".sending").iterdir())
+
+
+def test_killed_submission_blocks_nobody(site: Site) -> None:
+    """What it announced counts for nothing once its process is gone."""
+    site.say("sbatch-first", f"echo > {site.home}/is-sending; sleep 2")
+    first = site.start()
+    wait_until((site.home / "is-sending").exists)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    announced = site.home / "runs" / "toy" / ".sending"
+    assert len(list(announced.iterdir())) == 1
+    site.say("sbatch-first")
+    done = site.submit()
+    assert done.code == 0, done.err
+    assert not list(announced.iterdir())
+
+
+def test_somebody_else_who_never_ends_is_named(tmp_path: Path) -> None:
+    """Nobody waits for ever; other contents are nobody's business."""
+    other = subprocess.Popen(["sleep", "60"])
+    words = {"host": os.uname().nodename, "pid": other.pid, "contents": ["a"]}
+    words["created"] = creation_time(other.pid)
+    (tmp_path / ".sending").mkdir()
+    (tmp_path / ".sending" / "1-x.json").write_text(json.dumps(words))
+    looks: list[str] = []
+    expected = f"process {other.pid} on .* submits the same job .* --new"
+    turn = take_turn(tmp_path, {"a", "b"}, lambda: looks.append("x"), 0.5)
+    with pytest.raises(UsageError, match=expected), turn:
+        raise AssertionError
+    assert len(looks) > 1
+    with take_turn(tmp_path, {"b"}, lambda: None, 0.5):
+        assert len(list((tmp_path / ".sending").iterdir())) == 2
+    other.kill()
+    other.wait()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("echo '# new' >> toy.py", "code: toy.py changed after it was kept"),
+        ("rm other.py", "code: other.py changed after it was kept"),
+        ("echo >> toy.py; rm other.py", "code: other.py, toy.py changed after"),
+        ("touch toy.py; echo > new.py", ""),
+    ],
+)
+def test_code_that_changes_while_it_is_sent(site: Site, change: str, said: str) -> None:
+    """The run has what was kept, and the user is told which files are newer."""
+    shutil.copy(ROOT / "tests" / "toy.py", site.home)
+    (site.home / "other.py").write_text("")
+    write_job(site.home, experiment="toy.py:build", code={"snapshot": True})
+    site.say("sbatch-first", f"cd {site.home}; {change}")
+    done = site.submit()
+    assert done.code == 0, done.err
+    assert ("changed after" in done.err) == bool(said)
+    assert said in done.err
+    kept = latest(site.home).code / "toy.py"
+    assert kept.read_text() == (ROOT / "tests" / "toy.py").read_text()
+
+
 def test_content_is_the_job_and_the_code(tmp_path: Path) -> None:
     """A changed value or a changed file is another content."""
     job = load_job(write_job(tmp_path))
@@ -173,6 +269,61 @@ def test_after_waits_for_a_run(site: Site) -> None:
     assert f"--after {first.path}: found died (job FAILED), expected a run" in dead.err
     _finish(first)
     assert "--dependency" not in site.submit("--after", "toy", "--dry-run").out
+
+
+def test_after_follows_a_run_to_its_newest_job(site: Site) -> None:
+    """Brought back by resubmit it has another job, and that is waited for."""
+    assert site.submit().code == 0
+    site.say("queue", "71|FAILED|1|2|n1|None\n")
+    again = finish(site.call("resubmit", "toy"))
+    assert again.code == 0, again.err
+    assert site.calls == 2
+    site.say("queue", "71|FAILED|1|2|n1|None\n72|PENDING|N/A|N/A||Resources\n")
+    shown = site.submit("--after", "toy", "--dry-run")
+    assert "#SBATCH --dependency=afterok:72\n" in shown.out, shown.err
+
+
+@pytest.mark.cluster
+def test_who_waits_follows_a_run_to_the_job_that_brings_it_back(
+    cluster: Cluster, home: Path
+) -> None:
+    """Slurm itself would let it wait for ever for the job that was cancelled."""
+
+    def call(verb: str, *words: str) -> str:
+        words = (f"clusterddp.{verb}", *words)
+        done = finish(slurm_start(cluster, home, *words))
+        assert done.code == 0, done.err
+        return done.out + done.err
+
+    write_job(home)
+    later = "slurm.extra={begin: now+1hour}"
+    first, path = call("submit", "job.yaml", later).strip().split("\t")
+    words = ("job.yaml", "train.seed=1", "--after", path)
+    waiting = call("submit", *words).partition("\t")[0]
+    cluster.run(["scancel", first])
+    cluster.wait_job(first, {"CANCELLED"}, 60)
+    ask = ["squeue", "--noheader", f"--jobs={waiting}", "--format=%E|%r"]
+    wait_until(lambda: "DependencyNeverSatisfied" in cluster.run(ask).stdout)
+    told = call("resubmit", path, "--force", "slurm.extra={begin: now+2hour}", "--json")
+    second = events(RunDirectory(Path(path)), "submitted")[-1].values["job"]
+    assert second != first
+    assert f"afterok:{second}(unfulfilled)" in cluster.run(ask).stdout
+    assert f"job {waiting}, which waits for this run, now waits" in told
+
+
+@pytest.mark.parametrize(
+    ("shown", "moved"),
+    [
+        ("singleton(unfulfilled),afterok:71(failed)", "singleton,afterok:80"),
+        ("afterok:7_1(unfulfilled)?afterany:71(failed)", "afterok:80?afterany:71"),
+        ("afterok:711(unfulfilled)", None),
+        ("(null)", None),
+        ("", None),
+    ],
+)
+def test_who_waits_is_moved_to_the_newest_job(shown: str, moved: str | None) -> None:
+    """Only what --after writes is changed, and only for that run's jobs."""
+    assert follow(shown, {"71", "7_1"}, "80") == moved
 
 
 def _finish(run: RunDirectory) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from clusterddp.config.schema import Job
 from clusterddp.errors import SlurmError
+from clusterddp.launch.dependents import move_dependents
 from clusterddp.runs.claims import Claim, claim_submission
 from clusterddp.runs.delay import Delay, choose_delay, with_delay
 from clusterddp.runs.directory import RunDirectory
@@ -73,6 +74,7 @@ def note_sent_job(
         known |= {"signal_delay": delay.seconds, "delay_reason": delay.reason}
     values = {"job": job_id, "cluster": "slurm", "token": claim.token, **known}
     ledger.add("submitted", **values)
+    move_dependents(run, job_id)
 
 
 def note_changes(run: RunDirectory, changes: Sequence[str]) -> None:

@@ -8,7 +8,14 @@ from clusterddp.errors import UsageError
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.sweeps import find_sweep
 
-__all__ = ["find_root", "find_run", "list_named", "list_runs", "select_runs"]
+__all__ = [
+    "find_root",
+    "find_run",
+    "list_named",
+    "list_runs",
+    "name_some",
+    "select_runs",
+]
 
 _SHOWN = 5
 
@@ -110,10 +117,13 @@ def _newest_below(parent: Path) -> RunDirectory | None:
 
 def _name_some(root: Path) -> str:
     names = list(_names(root))
-    if not names:
-        return ""
+    return f"; there are {name_some(names)}" if names else ""
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Give the first of some names, for a message."""
     more = ", ..." if len(names) > _SHOWN else ""
-    return f"; there are {', '.join(names[:_SHOWN])}{more}"
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def _names(root: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ Stored once per content below the runs' root, so a sweep of a hundred runs keeps
 one copy. The supervisor is not affected; only the ranks' import path is.
 """
 
+import filecmp
 import hashlib
 import os
 import shutil
@@ -11,7 +12,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterddp.config.references import parse_reference
@@ -22,6 +23,7 @@ from clusterddp.runs.directory import RunDirectory
 
 __all__ = [
     "CodePlan",
+    "changed_names",
     "digest_code",
     "link_snapshot",
     "plan_snapshot",
@@ -93,6 +95,9 @@ def store_snapshot(plan: CodePlan, runs_root: Path) -> str:
         for name in plan.names:
             _copy(plan.root / name, temporary / name)
         temporary.chmod(0o755)
+        # What was copied may be newer than what was looked at.
+        digest = digest_code(replace(plan, root=temporary))
+        final = home / digest
         temporary.rename(final)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -101,6 +106,16 @@ def store_snapshot(plan: CodePlan, runs_root: Path) -> str:
             raise UsageError(message) from error
     fsync_directory(home)
     return digest
+
+
+def changed_names(plan: CodePlan, kept: Path) -> list[str]:
+    """Give the files that are no longer what a snapshot holds, removed ones too."""
+    return [
+        name
+        for name in plan.names
+        if not (plan.root / name).is_file()
+        or not filecmp.cmp(plan.root / name, kept / name, shallow=False)
+    ]
 
 
 def link_snapshot(run: RunDirectory, digest: str) -> None:
