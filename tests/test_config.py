@@ -176,6 +176,16 @@ def test_yaml_runs_no_code() -> None:
             "sample for each rank at least; use fewer ranks",
         ),
         (
+            "train:\n  ddp: {comm_hook: powersgd}\n  precision: fp16",
+            "{job}:4: train.ddp.comm_hook: found powersgd with train.precision fp16, "
+            "expected fp32 or bf16; a step that is left out would spoil all later ones",
+        ),
+        (
+            "train:\n  ddp: {comm_hook: powersgd}\n  not_finite: skip",
+            "{job}:4: train.ddp.comm_hook: found powersgd with train.not_finite skip, "
+            "expected stop; a step that is left out would spoil all later ones",
+        ),
+        (
             "train:\n  eval_weights: ema",
             "{job}:4: train.eval_weights: found ema, expected train.ema, such as 0.999; "
             "there is no average without it",

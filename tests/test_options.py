@@ -2,7 +2,9 @@
 
 import gc
 import json
-from collections.abc import Iterator, Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,23 +13,29 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from clusterddp.config.schema import Ddp, Train
 from clusterddp.dist import World, init_dist, shutdown
 from clusterddp.errors import UsageError
 from clusterddp.training import Experiment
+from clusterddp.training.compression import Compression
 from clusterddp.training.housekeeping import open_chores
 from clusterddp.training.wrapping import prepare, wrap
 from tests import training_ranks as ranks
 from tests.training_ranks import build_noisy, final_state
 
 CPU = torch.device("cpu")
+NEVER = -9
 ALONE = World(0, 1, 0, 1, 0, 1, "none")
 
 
 def build_chosen(params: Mapping[str, Any]) -> Experiment:
     """Give the noisy experiment, with an unused layer or a fused optimizer."""
     experiment = build_noisy(params)
+    if "cache" in params:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = params["cache"]
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     if params.get("unused"):
         experiment.model.add_module("unused", _Unused())
     if params.get("fused"):
@@ -56,34 +64,70 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"ddp": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}}, {}),
     ({"ddp": {"find_unused_parameters": True}}, {"unused": True}),
     ({"ddp": {"comm_hook": "fp16"}, "clip_grad_norm": 1.0}, {}),
+    ({"ddp": {"comm_hook": "bf16", "bucket_cap_mb": 0.001}}, {}),
+    (
+        {"ddp": {"comm_hook": "powersgd", "powersgd_start": 2, "bucket_cap_mb": 0.002}},
+        {},
+    ),
     ({"precision": "fp16"}, {"fused": True}),
 ]
 
 
 # Compiling takes seconds in each of nine processes.
-LONG = pytest.param({"compile": "eager"}, {}, marks=pytest.mark.long)
+SLOW = [pytest.param({"compile": "eager"}, {}, marks=pytest.mark.long)]
 
 
-@pytest.mark.parametrize(("train", "params"), [*OPTIONS, LONG], ids=str)
+def run_and_resume(
+    tmp_path: Path, world_size: int, train: dict[str, Any], params: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Give the ends of a straight run, and of one stopped once."""
+    ends = []
+    for stop_at in (NEVER, 3):
+        run = tmp_path / f"stopped at {stop_at}"
+        chosen = {
+            "params": params | {"stop_at": stop_at},
+            "train": {"epochs": 2, "global_batch_size": 48, "check_equal": 2, **train},
+            "log": {"every": 2},
+        }
+        for attempt in range(1 if stop_at == NEVER else 2):
+            started = ranks.start_training(
+                run, attempt, world_size, build_chosen, chosen
+            )
+            is_last = attempt or stop_at == NEVER
+            expected = 0 if is_last else ranks.STOPPED
+            assert set(started.wait(300)) == {expected}, started.output()
+        ends.append(final_state(run))
+    return ends
+
+
+@pytest.mark.parametrize(("train", "params"), [*OPTIONS, *SLOW], ids=str)
 def test_an_option_leaves_a_resumed_run_exact(
     tmp_path: Path, train: dict[str, Any], params: dict[str, Any]
 ) -> None:
     """On three ranks, where the order of sums would show."""
-    chosen: dict[str, Any] = {
-        "params": params,
-        "train": {"epochs": 2, "global_batch_size": 48, "check_equal": 2, **train},
-        "log": {"every": 2},
-    }
-    straight = tmp_path / "straight"
-    started = ranks.start_training(straight, 0, 3, build_chosen, chosen)
-    assert started.wait() == [0] * 3, started.output()
-    chosen["params"] = params | {"stop_at": 3}
-    run = tmp_path / "stopped"
-    started = ranks.start_training(run, 0, 3, build_chosen, chosen)
-    assert started.wait() == [ranks.STOPPED] * 3, started.output()
-    started = ranks.start_training(run, 1, 3, build_chosen, chosen)
-    assert started.wait() == [0] * 3, started.output()
-    assert final_state(run) == final_state(straight)
+    straight, resumed = run_and_resume(tmp_path, 3, train, params)
+    assert resumed == straight
+
+
+def test_without_its_errors_a_resumed_power_sgd_is_another(tmp_path: Path) -> None:
+    """The comparison above notices when they are not taken over."""
+    train = OPTIONS[-2][0]
+    straight, resumed = run_and_resume(tmp_path, 2, train, {"without": ["errors"]})
+    assert "powersgd" in straight
+    assert resumed["model"] != straight["model"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a compiler")
+def test_a_compiled_model_is_as_exact(tmp_path: Path, world_size: int) -> None:
+    """By inductor, a minute at first; its code is kept, so a second start is short."""
+    params = {"cache": str(tmp_path / "cache")}
+    train = {"compile": "inductor"}
+    straight, resumed = run_and_resume(tmp_path, world_size, train, params)
+    assert resumed == straight
+    assert list((tmp_path / "cache").rglob("*.so"))
 
 
 def describe_wrapped(world: World, given: dict[str, Any]) -> dict[str, Any]:
@@ -110,18 +154,64 @@ def test_options_arrive_at_ddp(tmp_path: Path) -> None:
     assert started.values() == [given, given]
 
 
-def ask_for_bf16(world: World) -> str:
-    try:
-        wrap(nn.Linear(2, 2), Ddp(comm_hook="bf16"), world, CPU)
-    except UsageError as error:
-        return str(error)
-    return "accepted"
+def average_by(world: World, options: dict[str, Any]) -> list[Any]:
+    """Give some averaged gradients, twice, and what the compression remembers."""
+    torch.manual_seed(0)
+    ddp = wrap(nn.Linear(30, 30, bias=False), Ddp(**options), world, CPU)
+    assert ddp is not None
+    compression = Compression(ddp, Ddp(**options), world)
+    x = torch.randn(4, 30, generator=torch.Generator().manual_seed(world.rank))
+    grads = []
+    with compression.idle():
+        ddp(x).square().mean().backward()
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(x).square().mean().backward()
+        grads.append(ddp.module.weight.grad.clone())
+    error = (grads[-1] - grads[0]).norm() / grads[0].norm()
+    state = compression.state()
+    kept = [] if state is None else [len(each) for each in state["errors"].values()]
+    return [float(error), int(torch.linalg.matrix_rank(grads[-1])), kept]
 
 
-def test_a_hook_that_the_backend_lacks_is_refused(tmp_path: Path) -> None:
-    """Before torch says it in its own words; fp16 works on gloo too."""
-    started = ranks.start(2, tmp_path, ranks.with_world, ask_for_bf16)
-    assert "found bf16 with the backend gloo, expected nccl" in started.values()[0]
+@pytest.mark.parametrize(
+    ("hook", "rank", "kept"),
+    [(None, 8, []), ("bf16", 8, []), ("powersgd", 1, [2])],
+    ids=str,
+)
+def test_what_a_hook_sends(
+    tmp_path: Path, hook: str | None, rank: int, kept: list[int]
+) -> None:
+    """The average of 2 x 4 samples has rank 8; PowerSGD sends one, and keeps the rest.
+
+    Not in its first two steps, nor in the throw-away one before.
+    """
+    options = {"comm_hook": hook, "powersgd_start": 2}
+    values = ranks.start(2, tmp_path, ranks.with_world, average_by, options).values()
+    for world_rank, (error, found, remembered) in enumerate(values):
+        assert found >= rank if hook == "bf16" else found == rank
+        assert (error > 0.1) is (hook == "powersgd")
+        assert remembered == (kept if world_rank == 0 else [0] * len(kept))
+
+
+def test_errors_of_other_numbers_of_ranks_are_shared_out(tmp_path: Path) -> None:
+    """What counts is their mean, so each rank takes that."""
+    started = ranks.start(2, tmp_path, ranks.with_world, take_over_errors)
+    assert started.values() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def take_over_errors(world: World) -> list[float]:
+    options = Ddp(comm_hook="powersgd")
+    ddp = wrap(nn.Linear(2, 2, bias=False), options, world, CPU)
+    compression = Compression(ddp, options, world)
+    errors = [torch.full((2,), float(value)) for value in (1, 2, 3)]
+    one = {0: torch.ones(2)}
+    compression.load({"steps": 9, "p": one, "q": one, "errors": {0: errors}})
+    state = compression.state()
+    assert state is not None
+    assert state["steps"] == 9
+    kept: list[float] = compression._power.error_dict[0].tolist()  # noqa: SLF001
+    return kept
 
 
 def test_alone_there_is_nothing_to_wrap() -> None:
@@ -138,11 +228,29 @@ def test_batch_norms_are_synchronised_on_gpus_only() -> None:
     assert isinstance(meta[1], nn.SyncBatchNorm)  # type: ignore[index]
 
 
-def test_compilation_keeps_the_names_in_checkpoints() -> None:
-    """So that a run may go on without it."""
-    compiled = prepare(nn.Linear(2, 2), Train(compile="eager"), CPU)
-    assert set(compiled.state_dict()) == {"weight", "bias"}
+class Own(nn.Module):
+    """A module of the user's own class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.layer(x)).relu()
+
+
+@pytest.mark.parametrize("make", [Own, lambda: nn.Sequential(nn.Linear(2, 2))])
+def test_models_are_compiled_and_keep_their_names(
+    make: Callable[[], nn.Module],
+) -> None:
+    """Of torch's own classes too; and a run may go on without it."""
+    torch.compiler.reset()
+    counters.clear()
+    names = set(make().state_dict())
+    compiled = prepare(make(), Train(compile="eager"), CPU)
+    assert set(compiled.state_dict()) == names
     assert compiled(torch.ones(1, 2)).shape == (1, 2)
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from clusterddp.runs.directory import RunDirectory
 from clusterddp.training import Experiment, MetricLog, StopSignal, Trainer
 from clusterddp.training import checkpoint_files as disk
 from clusterddp.training.average import WeightAverage
+from clusterddp.training.compression import Compression
 from clusterddp.training.data import SeededBatches
 from clusterddp.training.equipment import Equipment
 from clusterddp.training.guard import NumberGuard
@@ -367,6 +368,7 @@ _NAIVE: dict[str, tuple[type, str, Callable[..., object]]] = {
     "optimizer": (Learner, "load", _load_model_only),
     "scale": (Precision, "load", _nothing),
     "average": (WeightAverage, "load", _nothing),
+    "errors": (Compression, "load", _nothing),
     "skips": (NumberGuard, "load", _nothing),
 }
 

@@ -89,6 +89,20 @@ def _batch(job: Job) -> Iterator[Finding]:
         yield _finding("train.global_batch_size", found, expected, "use fewer ranks")
 
 
+def _power_sgd(job: Job) -> Iterator[Finding]:
+    """What was not finite once would stay in its errors for ever."""
+    train = job.train
+    if train.ddp.comm_hook != "powersgd":
+        return
+    advice = "a step that is left out would spoil all later ones"
+    if train.precision == "fp16":
+        found = "powersgd with train.precision fp16"
+        yield _finding("train.ddp.comm_hook", found, "fp32 or bf16", advice)
+    if train.not_finite == "skip":
+        found = "powersgd with train.not_finite skip"
+        yield _finding("train.ddp.comm_hook", found, "stop", advice)
+
+
 def _average(job: Job) -> Iterator[Finding]:
     if job.train.eval_weights == "ema" and job.train.ema is None:
         advice = "there is no average without it"
@@ -158,6 +172,7 @@ _CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     _backend,
     _batch,
     _average,
+    _power_sgd,
     _extra,
     _one_line,
     _sweep,

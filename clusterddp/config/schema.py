@@ -85,8 +85,14 @@ class Ddp(Section):
     bucket_cap_mb: Annotated[float, Field(gt=0)] | None = Field(
         None, description="size of a gradient bucket, in MiB; null: torch's choice"
     )
-    comm_hook: Literal["bf16", "fp16"] | None = Field(
-        None, description="average gradients in half the bytes"
+    comm_hook: Literal["bf16", "fp16", "powersgd"] | None = Field(
+        None, description="average gradients in half the bytes, or in far fewer"
+    )
+    powersgd_rank: Positive = Field(
+        1, description="rank of the matrices that powersgd sends"
+    )
+    powersgd_start: Annotated[int, Field(ge=2)] = Field(
+        1000, description="steps before powersgd begins; early gradients suffer most"
     )
 
 

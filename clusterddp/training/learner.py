@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from clusterddp.config.schema import Train
 from clusterddp.dist import World, operation
 from clusterddp.training.average import WeightAverage
+from clusterddp.training.compression import Compression
 from clusterddp.training.experiment import Experiment
 from clusterddp.training.gradients import FiniteCheck, clip, gradients, total_norm
 from clusterddp.training.guard import NumberGuard
@@ -65,6 +66,7 @@ class Learner:
         self._train = train
         self._world_size = world.world_size
         self.ddp = wrap(self.model, train.ddp, world, device)
+        self._compression = Compression(self.ddp, train.ddp, world)
         # Hooks that read a clock would break a compiled model into pieces.
         timed = None if train.compile is not None else self.ddp
         self._waiting = Waiting(timed, self.model)
@@ -193,7 +195,7 @@ class Learner:
         layout. Weights, buffers and random streams are left as they were.
         """
         buffers = [buffer.detach().clone() for buffer in self.model.buffers()]
-        with preserved(self.device):
+        with preserved(self.device), self._compression.idle():
             for _ in range(warm_ups(self._train.ddp)):
                 loss, _values = self._forward(batch)
                 with operation("average of the gradients, before the first step"):
@@ -221,7 +223,10 @@ class Learner:
         return self.average.in_place()
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Give references to all that a checkpoint must hold, by file name."""
+        """Give references to all that a checkpoint must hold, by file name.
+
+        All ranks must call it: PowerSGD's part is gathered.
+        """
         optimizer: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.precision.state(),
@@ -232,6 +237,9 @@ class Learner:
         state = {"model.pt": self.model.state_dict(), "optimizer.pt": optimizer}
         if self.average is not None:
             state["ema.pt"] = self.average.state()
+        remembered = self._compression.state()
+        if remembered is not None:
+            state["powersgd.pt"] = remembered
         return state
 
     def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
@@ -246,3 +254,5 @@ class Learner:
             self.guard.load(rest["guard"])
         if self.average is not None and "ema.pt" in state:
             self.average.load(state["ema.pt"])
+        if "powersgd.pt" in state:
+            self._compression.load(state["powersgd.pt"])

@@ -2,10 +2,9 @@
 
 import time
 
-import torch.distributed as dist
+import torch
 from torch import device as Device  # noqa: N812 - the type, beside values of its name
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from clusterddp.config.schema import Ddp, Train
@@ -15,10 +14,8 @@ from clusterddp.errors import UsageError
 __all__ = ["Waiting", "prepare", "warm_ups", "wrap"]
 
 _MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_HOOKS = {
-    "bf16": default_hooks.bf16_compress_hook,
-    "fp16": default_hooks.fp16_compress_hook,
-}
+# Of the hook, which clusterddp.training.compression brings in.
+_NOT_DDPS = {"comm_hook", "powersgd_rank", "powersgd_start"}
 
 
 def prepare(model: nn.Module, train: Train, device: Device) -> nn.Module:
@@ -38,33 +35,30 @@ def prepare(model: nn.Module, train: Train, device: Device) -> nn.Module:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     model = model.to(device)
     if train.compile is not None:
-        model.compile(backend=train.compile)
+        _compile(model, train.compile)
     return model
+
+
+def _compile(model: nn.Module, backend: str) -> None:
+    if type(model).__module__.partition(".")[0] == "torch":
+        # Of a class of torch's own, nn.Sequential for one, `compile` compiles nothing
+        # and does not say so (2.13): its frames are skipped, as all of torch's.
+        model.forward = torch.compile(model.forward, backend=backend)
+    else:
+        model.compile(backend=backend)
 
 
 def wrap(
     model: nn.Module, options: Ddp, world: World, device: Device
 ) -> DistributedDataParallel | None:
-    """Give the model in DDP, with rank 0's weights; None in a world of one.
-
-    Raises:
-        UsageError: a comm hook was asked for that the backend does not have.
-    """
+    """Give the model in DDP, with rank 0's weights; None in a world of one."""
     if world.world_size == 1:
         return None
-    if options.comm_hook == "bf16" and (backend := dist.get_backend()) != "nccl":
-        raise UsageError(
-            f"train.ddp.comm_hook: found bf16 with the backend {backend}, expected "
-            "nccl: torch has this hook only there; use fp16, or none"
-        )
-    given = options.model_dump(exclude={"comm_hook"}, exclude_none=True)
+    given = options.model_dump(exclude=_NOT_DDPS, exclude_none=True)
     with operation("comparison of the ranks' models"):
-        wrapped = DistributedDataParallel(
+        return DistributedDataParallel(
             model, device_ids=[device] if device.type == "cuda" else None, **given
         )
-    if options.comm_hook is not None:
-        wrapped.register_comm_hook(None, _HOOKS[options.comm_hook])
-    return wrapped
 
 
 class Waiting:
