@@ -33,12 +33,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb == "--version":
         sys.stdout.write(f"clusterddp {importlib.metadata.version('clusterddp')}\n")
         return 0
+    if verb == "--completion":
+        return _print_completion(words[1:])
     if verb not in VERBS:
         known = ", ".join(VERBS)
         sys.stderr.write(f"clusterddp: {verb}: no such verb; expected one of {known}\n")
         return 2
     code: int = importlib.import_module(f"clusterddp.{verb}").main(words[1:])
     return code
+
+
+def _print_completion(words: Sequence[str]) -> int:
+    from clusterddp.completion import render_completion
+    from clusterddp.terminal import run_verb, talk_to_stderr
+
+    talk_to_stderr()
+    shell = words[0] if words else "(nothing)"
+    return run_verb(lambda: _write(render_completion(shell, list(VERBS))))
+
+
+def _write(text: str) -> int:
+    sys.stdout.write(text)
+    return 0
 
 
 def _help() -> str:
@@ -52,6 +68,7 @@ def _help() -> str:
             *lines,
             "",
             "clusterddp VERB -h explains a verb; clusterddp --version says which.",
+            "source <(clusterddp --completion bash) completes words (or zsh).",
             "",
         ]
     )

@@ -25,12 +25,13 @@ _FIELDS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the verb and give its exit code."""
-    given = _parser().parse_args(arguments)
+    given = build_parser().parse_args(arguments)
     talk_to_stderr()
     return run_verb(lambda: _examine(given))
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Give the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="clusterddp doctor",
         description="Explain the world that init_dist derives here, and name traps; "

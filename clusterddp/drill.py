@@ -11,12 +11,13 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the verb and give its exit code."""
-    given = _parser().parse_args(arguments)
+    given = build_parser().parse_args(arguments)
     talk_to_stderr()
     return run_verb(lambda: _drill(given))
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Give the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="clusterddp drill",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -15,12 +15,13 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the verb and give its exit code."""
-    given = _parser().parse_intermixed_args(arguments)
+    given = build_parser().parse_intermixed_args(arguments)
     talk_to_stderr()
     return run_verb(lambda: _resubmit(given))
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Give the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="clusterddp resubmit",
         formatter_class=argparse.RawDescriptionHelpFormatter,

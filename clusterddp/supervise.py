@@ -258,15 +258,20 @@ def _find_allocation(run: RunDirectory, job: Job) -> Allocation | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the verb and give its exit code."""
+    given = build_parser().parse_args(arguments)
+    talk_to_stderr()
+    return run_verb(lambda: supervise(given.run_dir))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Give the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="clusterddp supervise",
         description="Bring a run to its end: start its ranks, restart, requeue.",
         epilog="exit codes: 0 finished, 75 stopped and can be resumed, 1 crashed",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run directory")
-    given = parser.parse_args(arguments)
-    talk_to_stderr()
-    return run_verb(lambda: supervise(given.run_dir))
+    return parser
 
 
 if __name__ == "__main__":

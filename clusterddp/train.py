@@ -56,7 +56,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the verb and give its exit code."""
-    given = _parser().parse_intermixed_args(arguments)
+    given = build_parser().parse_intermixed_args(arguments)
     seat = seat_from_environment(os.environ)
     _settle_in(seat)
     talk_to_stderr()
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _Rank(given, seat).live()
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Give the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="clusterddp train",
         description="Be one rank of a run; start it with srun or torchrun.",

@@ -5,17 +5,16 @@ docs/cli.md from the verbs' parsers. A test compares them with the code.
 """
 
 import argparse
-import importlib
 import json
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from unittest import mock
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from clusterddp.cli import VERBS
+from clusterddp.completion import parser_of
 from clusterddp.config.schema import Best, Every, Job
 from tests.runs import ROOT
 
@@ -207,31 +206,6 @@ def _models() -> dict[str, type[BaseModel]]:
                 found[model.__name__] = model
                 todo.append(model)
     return found
-
-
-class _CaughtError(Exception):
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        super().__init__()
-        self.parser = parser
-
-
-def parser_of(verb: str) -> argparse.ArgumentParser:
-    """Give the parser that a verb's main would use."""
-
-    def catch(parser: argparse.ArgumentParser, *_: object) -> typing.NoReturn:
-        raise _CaughtError(parser)
-
-    module = importlib.import_module(f"clusterddp.{verb}")
-    with (
-        mock.patch.object(argparse.ArgumentParser, "parse_args", catch),
-        mock.patch.object(argparse.ArgumentParser, "parse_intermixed_args", catch),
-    ):
-        try:
-            module.main([])
-        except _CaughtError as caught:
-            return caught.parser
-    message = f"clusterddp.{verb}: main() parsed nothing"
-    raise AssertionError(message)
 
 
 def render_cli() -> str:
