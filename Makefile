@@ -16,7 +16,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python -m clusterddp.submit jobs/exp.yaml --launcher pytorch
 
 test: $(VENV)/.test slurm-packages
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/.check
 	$(BIN)/ruff check .

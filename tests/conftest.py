@@ -1,5 +1,6 @@
 """Fixtures for all tests: the real cluster, and the count of what ran on it."""
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,6 @@ _PARAMETERS = ClusterParameters(
     else "linuxproc",
     cred_expire=_HOLD,
 )
-_MARKED: set[str] = set()
-
 
 @pytest.fixture(scope="session")
 def _cluster() -> Iterator[Cluster]:
@@ -48,7 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a cluster where there can be none; in CI that is a failure."""
     reason = can_run(ClusterParameters(slot=_SLOT))
     marked = [item for item in items if item.get_closest_marker("cluster")]
-    _MARKED.update(item.nodeid for item in marked)
+    for item in marked:
+        item.user_properties.append(("cluster", True))
     if reason is None or not marked:
         return
     if os.environ.get("CI") == "true":
@@ -57,8 +57,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.skip(reason=f"needs a real Slurm: {reason}"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Keep files together, and all files with tests on the cluster on one worker.
+
+    There the cluster is started once; the other workers have the rest. (xdist's own
+    groups do nothing under pytest 9.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByCluster(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            name = nodeid.split("::", maxsplit=1)[0]
+            return "cluster" if _uses_cluster(config.rootpath / name) else name
+
+    return ByCluster(config, log)
+
+
+@functools.cache
+def _uses_cluster(path: Path) -> bool:
+    return "pytest.mark.cluster" in path.read_text()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many tests ran on the real cluster."""
     passed = terminalreporter.stats.get("passed", [])
-    count = sum(report.nodeid in _MARKED for report in passed)
+    count = sum(("cluster", True) in report.user_properties for report in passed)
     terminalreporter.write_line(f"{count} tests passed on the real Slurm cluster")

@@ -26,7 +26,7 @@ from tests.cluster import (
 from tests.cluster.account import find_user
 from tests.cluster.network import HOSTS, namespaces
 
-SLOT = 9
+SLOT = 3
 PARAMETERS = ClusterParameters(slot=SLOT)
 REASON = can_run(PARAMETERS)
 ALL = ("--nodes=4", "--exclusive")
@@ -251,7 +251,7 @@ def test_start_after_a_killed_predecessor(shared_cluster: Cluster) -> None:
     kill_daemons("slurmctld", "munged")
     processes.record_path(SLOT).unlink()
     small = start(ClusterParameters(slot=SLOT, nodes=2, proctrack="cgroup"))
-    assert small.node_states() == {"k9n1": "idle", "k9n2": "idle"}
+    assert small.node_states() == {f"k{SLOT}n1": "idle", f"k{SLOT}n2": "idle"}
     assert len(output_of(small, "srun hostname", "--nodes=2").split()) == 2
     job = small.sbatch("--wrap=setsid sleep 300 & wait", user=small.user)
     small.wait_job(job, {"RUNNING"}, deadline=15)
@@ -305,7 +305,7 @@ def assert_nothing_left(
     assert list(processes.marked(SLOT)) == []
     assert namespaces(SLOT) == []
     assert not Path("/sys/class/net", cluster.parameters.name).exists()
-    assert "slot 9" not in HOSTS.read_text()
+    assert f"slot {SLOT}" not in HOSTS.read_text()
     assert str(cluster.parameters.root) not in Path("/proc/self/mountinfo").read_text()
     assert find_user(cluster.user) is None
-    assert list(Path("/sys/fs/cgroup").glob("**/slurm_k9*")) == []
+    assert list(Path("/sys/fs/cgroup").glob(f"**/slurm_k{SLOT}*")) == []
