@@ -2,6 +2,7 @@
 # make test    install what the tests need (Debian's Slurm too) and run them all
 # make check   lint, format, types, import contracts
 # make chaos N=50   runs on that cluster, hit N times by random causes; compares bits
+# make bench   ask all questions about speed again; writes docs/performance.md
 # make slurm   a real Slurm cluster on this machine, to play with; make slurm-down ends it
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 SLURM_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 strace
 
-.PHONY: demo test check chaos slurm slurm-down clean
+.PHONY: demo test check chaos bench slurm slurm-down clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m clusterddp.submit jobs/exp.yaml --launcher pytorch
@@ -27,6 +28,9 @@ check: $(VENV)/.check
 N ?= 50
 chaos: $(VENV)/.test slurm-packages
 	$(BIN)/python -m benchmarks.chaos $(N)
+
+bench: $(VENV)/.bench slurm-packages
+	$(BIN)/python -m benchmarks
 
 slurm: $(VENV)/.test slurm-packages
 	@$(BIN)/python -m tests.cluster up
@@ -55,6 +59,10 @@ $(VENV)/.test: setup.cfg constraints.txt | $(BIN)/python
 
 $(VENV)/.check: setup.cfg constraints.txt | $(BIN)/python
 	$(PIP) -e '.[examples,test,check]'
+	@touch $@ $(VENV)/.test $(VENV)/.demo
+
+$(VENV)/.bench: setup.cfg constraints.txt | $(BIN)/python
+	$(PIP) -e '.[examples,test,bench]'
 	@touch $@ $(VENV)/.test $(VENV)/.demo
 
 clean:

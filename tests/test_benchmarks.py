@@ -1,12 +1,14 @@
 """The harness of the measurements, and that their page is current."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import compare, measure, record
+from benchmarks.harness import RESULTS, compare, measure, record
+from benchmarks.page import PAGE, TEMPLATE, read_answers, render
 from benchmarks.result import Target, table
 
 BLOCKS = {
@@ -75,3 +77,36 @@ def test_a_question_that_fails_keeps_its_tables_and_says_why(tmp_path: Path) -> 
     kept = json.loads((tmp_path / "q.json").read_text())
     assert kept["failed"] == "RuntimeError: no cluster"
     assert kept["results"][0]["blocks"] == BLOCKS
+
+
+def test_the_page_is_current_with_the_results() -> None:
+    """docs/performance.md is what `python -m benchmarks.page` would write."""
+    made = render(TEMPLATE.read_text(), read_answers(RESULTS))
+    assert PAGE.read_text() == made, "run python -m benchmarks.page"
+
+
+def test_the_page_tells_of_what_failed_and_what_never_came(tmp_path: Path) -> None:
+    """Neither is left out."""
+
+    def ask() -> None:
+        with record("q", "How long?", tmp_path) as results:
+            results.append(compare("back", {"peer": [math.inf]}, unit="s"))
+            raise RuntimeError("no cluster")
+
+    with pytest.raises(RuntimeError, match="no cluster"):
+        ask()
+    page = render("# Page\n\n{{ q }}\n\n{{ r }}\n", read_answers(tmp_path))
+    assert "**Failed:** RuntimeError: no cluster" in page
+    assert "| peer | never |" in page
+    assert "Not measured yet" in page
+
+
+def test_a_missed_target_is_told_with_its_excess(tmp_path: Path) -> None:
+    """The list of targets has each one, met or missed, and by how much."""
+    targets = [Target("ours", ratio=1.001), Target("hand (again)", limit=1000)]
+    with record("q", "How long?", tmp_path) as results:
+        table = compare("step", BLOCKS, unit="us", baseline="hand", targets=targets)
+        results.append(table)
+    page = render("{{ verdicts }}", read_answers(tmp_path))
+    assert "step: ours | +1 us | at most +0.3 | **missed by 0.7 us** |" in page
+    assert "step: hand (again) | 300 us | at most 1000 | met |" in page
