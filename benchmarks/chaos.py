@@ -210,7 +210,7 @@ def _begin(cluster: Cluster, luck: random.Random) -> Scene:
     write_job(
         home,
         train={"epochs": EPOCHS},
-        params={"sleep": 0.2},
+        params={"sleep": 0.2, "trace": True},
         checkpoint={"every": "2 steps"},
         log={"every": 1},
         retry={

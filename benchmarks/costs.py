@@ -1,18 +1,18 @@
-"""What hits have cost a run that logs every step: steps, time, ETTR; from its files.
+"""What hits have cost a run of the tests' toy: steps, time, ETTR; from its files.
 
-Lost is a step that an attempt has finished and a later one had to do again. Each
-attempt's own log has a line for every step that it finished (`log.every: 1`), and its
-`resume.json` has the step from which it went on.
+Lost is a step that an attempt has finished and a later one had to do again. With
+`params.trace` rank 0 marks each finished step in the attempt's directory, which nothing
+that ends the ranks can undo or delay; `resume.json` has the step from which the attempt
+went on. The steps that stayed, and their times, are those of the log points.
 """
 
-import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from clusterddp.files import read_json
-from clusterddp.runs.directory import AttemptDirectory, RunDirectory
+from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.facts import Facts, read_facts
 from clusterddp.runs.ledger import read_events
 
@@ -27,7 +27,6 @@ __all__ = [
     "steps_of_attempts",
 ]
 
-_STEP = re.compile(r"^epoch \d+/\d+ · step (\d+)/\d+", re.MULTILINE)
 _UNDISTURBED = "before the first hit"
 
 
@@ -76,16 +75,10 @@ def steps_of_attempts(run: RunDirectory) -> list[tuple[int, int]]:
     for attempt in run.list_attempts():
         resumed = (read_json(attempt.path / "resume.json") or {}).get("step")
         if isinstance(resumed, int):
-            found.append((resumed, max([resumed, *_finished(attempt)])))
+            marks = attempt.path / "steps"
+            done = marks.stat().st_size if marks.exists() else 0
+            found.append((resumed, resumed + done))
     return found
-
-
-def _finished(attempt: AttemptDirectory) -> Iterator[int]:
-    try:
-        text = attempt.rank_log(0).read_text(errors="replace")
-    except OSError:
-        return iter(())
-    return (int(match[1]) for match in _STEP.finditer(text))
 
 
 def lost_steps(attempts: Sequence[tuple[int, int]]) -> int:

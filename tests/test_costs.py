@@ -36,23 +36,22 @@ def test_lost_steps(attempts: list[tuple[int, int]], lost: int) -> None:
     assert lost_steps(attempts) == lost
 
 
-def make_attempt(run: RunDirectory, number: int, resumed: int | None, log: str) -> None:
+def make_attempt(run: RunDirectory, number: int, resumed: int, done: int) -> None:
     """Write what an attempt leaves."""
-    attempt = run.attempt(number)
-    attempt.path.mkdir(parents=True)
-    if resumed is not None:
-        (attempt.path / "resume.json").write_text(json.dumps({"step": resumed}))
-        attempt.rank_log(0).write_text(log)
+    path = run.attempt(number).path
+    path.mkdir(parents=True)
+    (path / "resume.json").write_text(json.dumps({"step": resumed}))
+    if done:
+        (path / "steps").write_bytes(b"." * done)
 
 
 def test_steps_of_attempts(tmp_path: Path) -> None:
-    """An attempt's own log tells how far it got, whatever its verdicts say."""
+    """Rank 0's marks tell how far it got; who never began to train counts not."""
     run = RunDirectory(tmp_path)
-    line = "epoch 1/3 · step {}/30 · loss 0.5 · 90 samples/s\n"
-    make_attempt(run, 0, 0, "".join(line.format(step) for step in range(1, 8)))
-    make_attempt(run, 1, None, "")
-    make_attempt(run, 2, 6, "died while loading\n")
-    make_attempt(run, 3, 6, line.format(7) + "step 7/30 · evaluation: loss 0.1\n")
+    make_attempt(run, 0, 0, 7)
+    run.attempt(1).path.mkdir()
+    make_attempt(run, 2, 6, 0)
+    make_attempt(run, 3, 6, 1)
     found = steps_of_attempts(run)
     assert found == [(0, 7), (6, 6), (6, 7)]
     assert lost_steps(found) == 1

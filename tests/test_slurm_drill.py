@@ -14,8 +14,6 @@ from tests.slurm_drills import causes, submit, verb
 
 pytestmark = pytest.mark.cluster
 
-EVERY_STEP = {"every": 1}
-
 
 def drill(
     cluster: Cluster, home: Path, run: RunDirectory, *words: str
@@ -41,9 +39,8 @@ def test_stall_by_the_verb(cluster: Cluster, home: Path) -> None:
     """SIGSTOP of a rank: found after the timeout, stacks kept, restarted."""
     write_job(
         home,
-        params={"sleep": 0.4},
+        params={"sleep": 0.4, "trace": True},
         checkpoint={"every": "4 steps"},
-        log=EVERY_STEP,
         retry={"stall_timeout": "5s"},
     )
     job_id, run = submit(cluster, home, step=2)
@@ -61,9 +58,8 @@ def test_all_drills_in_a_row(cluster: Cluster, home: Path) -> None:
     write_job(
         home,
         train={"epochs": 8},
-        params={"sleep": 0.4},
+        params={"sleep": 0.4, "trace": True},
         checkpoint={"every": "4 steps"},
-        log=EVERY_STEP,
         retry={"stall_timeout": "8s"},
     )
     job_id, run = submit(cluster, home, step=2)

@@ -24,7 +24,7 @@ from tests.slurm_drills import (
 pytestmark = pytest.mark.cluster
 
 RARE = {"every": "1000 steps"}
-EVERY_STEP = {"every": 1}
+TRACED = {**SLOW, "trace": True}
 GRACE_S = 20.0  # of the partitions main and cancel
 SITES = [
     pytest.param("main", (), "SIGTERM", id="SIGTERM", marks=pytest.mark.long),
@@ -43,10 +43,10 @@ SITES = [
 
 @pytest.fixture(scope="module")
 def undisturbed(_cluster: Cluster) -> str:
-    """The digest of a run of 2 x 2 ranks that nothing disturbed; logs every step."""
+    """The digest of a run of 2 x 2 ranks that nothing disturbed."""
     _cluster.reset()
     home = _cluster.make_dir()
-    write_job(home, log=EVERY_STEP)
+    write_job(home)
     job_id, run = submit(_cluster, home)
     _cluster.wait_job(job_id, {"COMPLETED"}, 120)
     return digest(run)
@@ -62,7 +62,7 @@ def test_preemption_with_grace_loses_nothing(
     told: str,
 ) -> None:
     """Zero steps done again, requeued once, gone long before the grace is over."""
-    write_job(home, params=SLOW, checkpoint=RARE, log=EVERY_STEP)
+    write_job(home, params=TRACED, checkpoint=RARE)
     with site(cluster, *lines):
         job_id, run = submit(cluster, home, f"slurm.partition={partition}", step=4)
         asked = time.time()
@@ -81,7 +81,7 @@ def test_gang_suspension_by_a_job_of_higher_priority(
     cluster: Cluster, home: Path, undisturbed: str
 ) -> None:
     """Suspended for longer than the stall timeout, resumed by Slurm, not restarted."""
-    write_job(home, params=SLOW, log=EVERY_STEP, retry={"stall_timeout": "6s"})
+    write_job(home, params=SLOW, retry={"stall_timeout": "6s"})
     rest = f"OverSubscribe=FORCE:1 Nodes={cluster.parameters.node_expression}"
     low = f"PartitionName=low PriorityTier=1 PreemptMode=SUSPEND {rest}"
     top = f"PartitionName=top PriorityTier=10 PreemptMode=OFF {rest}"
@@ -127,7 +127,7 @@ def test_no_timer_takes_a_suspension_for_silence(
     words: tuple[str, ...],
 ) -> None:
     """Whatever ran out meanwhile is not held against the run: no requeue, no crash."""
-    write_job(home, params=SLOW, log=EVERY_STEP, retry={"crashes": 0})
+    write_job(home, params=SLOW, retry={"crashes": 0})
     job_id, run = submit(cluster, home, *words)
     wait_until(lambda: when(run))
     cluster.run(["scontrol", "suspend", job_id])
@@ -152,7 +152,7 @@ def test_database_down_from_beginning_to_end(
     cluster: Cluster, home: Path, undisturbed: str
 ) -> None:
     """Without accounting a run is sent, preempted, requeued and finished as ever."""
-    write_job(home, params=SLOW, checkpoint=RARE, log=EVERY_STEP)
+    write_job(home, params=TRACED, checkpoint=RARE)
     stop_daemon(cluster, "slurmdbd")
     try:
         job_id, run = submit(cluster, home, "slurm.partition=quick", step=4)
@@ -171,7 +171,7 @@ def test_srun_that_stands_still_does_not_hold_up_a_finished_run(
     cluster: Cluster, home: Path, undisturbed: str
 ) -> None:
     """SIGSTOP of srun: the ranks finish, and a minute later the run has, too."""
-    write_job(home, params=SLOW, log=EVERY_STEP)
+    write_job(home, params=SLOW)
     job_id, run = submit(cluster, home, step=3)
     (started,) = events(run, "ranks_started")
     cluster.run(["kill", "-STOP", str(started.values["pid"])])

@@ -7,7 +7,7 @@ run directory remembers.
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +49,31 @@ def build(params: Mapping[str, Any]) -> clusterddp.Experiment:
         train_data=data,
         eval_data=data,
         loss=_Loss(params),
-        optimizer=_slow_to_save(params["save_s"]) if "save_s" in params else _sgd,
+        optimizer=lambda parameters: _optimizer(parameters, params),
         evaluate=_accuracy,
     )
 
 
-def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+def _optimizer(
+    parameters: Iterable[nn.Parameter], params: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """Give SGD; with `save_s` its state takes its time, with `trace` it leaves marks.
 
+    Rank 0 adds a dot to `attempts/N/steps` for each step that it has finished.
+    """
+    made = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    if "save_s" in params:
+        made.register_state_dict_pre_hook(lambda _: time.sleep(params["save_s"]))
+    if params.get("trace") and torch.distributed.get_rank() == 0:
+        attempts = Path(os.environ["CLUSTERDDP_RUN_DIR"], "attempts")
+        marks = attempts / os.environ["CLUSTERDDP_ATTEMPT"] / "steps"
 
-def _slow_to_save(
-    seconds: float,
-) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """Give an optimizer whose state takes its time."""
+        def mark(*_: object) -> None:
+            with marks.open("ab") as file:
+                file.write(b".")
 
-    class Slow(torch.optim.SGD):
-        def state_dict(self) -> dict[str, Any]:
-            time.sleep(seconds)
-            return super().state_dict()
-
-    return lambda parameters: Slow(parameters, lr=0.1, momentum=0.9)
+        made.register_step_post_hook(mark)
+    return made
 
 
 class _Loss:
