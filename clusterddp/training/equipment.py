@@ -16,6 +16,7 @@ from clusterddp.training.learner import Learner
 from clusterddp.training.losses import Share
 from clusterddp.training.metrics import MetricLog
 from clusterddp.training.pace import Pace, read_train_seconds
+from clusterddp.training.prefetch import Prefetcher, lane_to
 from clusterddp.training.preflight import look_first
 from clusterddp.training.progress import Progress
 from clusterddp.training.randomness import mix, restore_state, seed_all
@@ -93,6 +94,9 @@ class Equipment:
         self.chores = open_chores(stack, train, model, self._world, profiles)
         self.evaluator = stack.enter_context(closing(evaluator))
         self._source = stack.enter_context(closing(self._make_source(at.position)))
+        self._batches = Prefetcher(
+            self._load_all, schedule.following, lane_to(self.device)
+        )
         if not schedule.is_over(at):
             self._warm_up(schedule.sampler.span(at.position), at.step)
         self._start_random_streams(at.step, loaded)
@@ -103,13 +107,14 @@ class Equipment:
         A worker may have died of the very signal that asks the ranks to stop; the
         one or two steps that are left are then loaded in this process.
         """
-        shares = []
-        for part, count in enumerate(self._schedule.counts(span)):
-            batch = self._first.pop() if self._first else self._load(span, part)
-            if self.device.type != "cpu":
-                batch = move(batch, self.device)
-            shares.append(Share(batch, count))
-        return shares
+        counts = self._schedule.counts(span)
+        return list(map(Share, self._batches.take(span), counts))
+
+    def _load_all(self, span: Span) -> list[object]:
+        return [
+            self._first.pop() if self._first else self._load(span, part)
+            for part in range(len(self._schedule.counts(span)))
+        ]
 
     def _load(self, span: Span, part: int) -> object:
         return self._source.next(

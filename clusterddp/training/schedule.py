@@ -74,6 +74,12 @@ class Schedule:
         """Whether a whole number of epochs is done; evaluations are due there."""
         return at.position % self.sampler.size == 0
 
+    def following(self, span: Span) -> Span | None:
+        """Give the global batch after one; None after the last."""
+        size = self.sampler.size
+        position = span.epoch * size + span.start + span.total
+        return self.sampler.span(position) if position < self.end else None
+
     def is_log_due(self, at: Standing) -> bool:
         """Whether a log point is due; always at an epoch's edge."""
         return self.is_epoch_edge(at) or at.step % self._log_every == 0

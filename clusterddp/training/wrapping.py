@@ -14,6 +14,7 @@ from clusterddp.errors import UsageError
 __all__ = ["Waiting", "prepare", "warm_ups", "wrap"]
 
 _MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_SHAPES = 64
 # Of the hook, which clusterddp.training.compression brings in.
 _NOT_DDPS = {"comm_hook", "powersgd_rank", "powersgd_start"}
 
@@ -40,12 +41,24 @@ def prepare(model: nn.Module, train: Train, device: Device) -> nn.Module:
 
 
 def _compile(model: nn.Module, backend: str) -> None:
+    """Compile in place, anew for each shape.
+
+    By default torch compiles a second shape for all shapes at once, and uses that for
+    the first one as well. Then the bits of a step depend on which shapes came before
+    in this process, and a resumed run has met others (measured on 2.13 with inductor).
+    So they do with more shapes than torch's limit, 8: later ones are not compiled.
+    """
+    from torch._dynamo import config  # 1.3 s, where it is not needed
+
+    # Its name before torch 2.6 was the second.
+    names = [n for n in ("recompile_limit", "cache_size_limit") if hasattr(config, n)]
+    setattr(config, names[0], _SHAPES)
     if type(model).__module__.partition(".")[0] == "torch":
         # Of a class of torch's own, nn.Sequential for one, `compile` compiles nothing
         # and does not say so (2.13): its frames are skipped, as all of torch's.
-        model.forward = torch.compile(model.forward, backend=backend)
+        model.forward = torch.compile(model.forward, backend=backend, dynamic=False)
     else:
-        model.compile(backend=backend)
+        model.compile(backend=backend, dynamic=False)
 
 
 def wrap(
