@@ -10,12 +10,14 @@ from pathlib import Path
 
 from clusterddp.errors import UsageError
 from clusterddp.files import write_atomic
+from clusterddp.runs.charts import SHORT
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.evidence import reached_steps
 from clusterddp.runs.facts import read_facts
 from clusterddp.runs.finding import find_root, find_run
 from clusterddp.runs.inquiry import examine
 from clusterddp.runs.measures import Span
+from clusterddp.runs.saves import read_saves
 from clusterddp.runs.summary import RunSummary, summarize
 from clusterddp.runs.survey import survey
 from clusterddp.slurm.programs import Runner, run_program
@@ -25,8 +27,8 @@ from clusterddp.terminal import run_verb, talk_to_stderr
 __all__ = ["main", "render_report", "review"]
 
 _HEAD = (
-    *("ATTEMPT", "QUEUED", "LENGTH", "START", "TRAIN", "SAVE+EVAL", "LOST"),
-    *("LOST_STEPS", "ENDED_AS"),
+    *("ATTEMPT", "QUEUE", "LENGTH", "START", "TRAIN", "SAVE", "REST", "LOST"),
+    *("DRAIN", "STALL", "LOST_STEPS", "ENDED_AS"),
 )
 
 
@@ -78,7 +80,7 @@ def review(
     moment = time.time() if now is None else now
     status = survey([run], moment, program)[0].status
     facts = read_facts(run, whole=True)
-    return summarize(facts, status, reached_steps(run), moment)
+    return summarize(facts, status, reached_steps(run), read_saves(run), moment)
 
 
 def _write_page(run: RunDirectory, summary: RunSummary, given: Path | None) -> Path:
@@ -112,7 +114,7 @@ def render_report(summary: RunSummary) -> str:
         f"ettr      {ettr}",
         "",
         *(
-            f"{part:<9} {seconds:9.1f} s  {seconds / whole:6.1%}"
+            f"{SHORT[part]:<9} {seconds:9.1f} s  {seconds / whole:6.1%}"
             for part, seconds in summary.totals().items()
         ),
         "",
@@ -122,7 +124,7 @@ def render_report(summary: RunSummary) -> str:
 
 
 def _row(span: Span) -> tuple[str, ...]:
-    times = (span.queued, span.length, span.setup, span.train, span.rest, span.lost)
+    times = (span.queued, span.length, *span.inside())
     shown = (f"{seconds:.1f}" for seconds in times)
     return str(span.attempt), *shown, str(span.lost_steps), span.cause or "-"
 

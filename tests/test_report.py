@@ -1,6 +1,7 @@
 """report on recorded runs: figures are the ledger's, the page needs nothing else."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,11 +10,15 @@ import pytest
 from clusterddp.report import main as report
 from clusterddp.report import render_report, review
 from clusterddp.runs.charts import render_curve
+from clusterddp.runs.facts import read_facts
 from clusterddp.runs.inquiry import examine
 from clusterddp.runs.ledger import read_events
+from clusterddp.runs.measures import measure_ettr
 from clusterddp.runs.page import render_page
+from clusterddp.runs.parts import Parts, Save, part_idle_time
 from clusterddp.runs.summary import PARTS, Curve
 from tests.replay import CASES, replay
+from tests.runs import latest, run_python, write_job
 from tests.test_looking import check_golden
 
 
@@ -29,13 +34,68 @@ def test_figures_are_the_ledgers(case: str, tmp_path: Path) -> None:
     told = [span.ended for span in summary.spans if span.cause is not None]
     assert told == ends
     for span in summary.spans:
-        inside = span.setup + span.train + span.rest + span.lost
-        assert inside == pytest.approx(span.length)
+        assert sum(span.inside()) == pytest.approx(span.length)
+        assert min(span.inside()) >= 0
     assert sum(summary.totals().values()) == pytest.approx(summary.wall)
     assert summary.totals()["other"] < 0.05 * summary.wall + 0.5 or case == "lost_node"
     if summary.ettr is not None:
         train = summary.totals()["train"]
         assert summary.ettr == pytest.approx(train / summary.wall, abs=0.02)
+
+
+def test_a_stall_and_a_stop_have_parts_of_their_own(tmp_path: Path) -> None:
+    """From rank 0's last word of progress, and from the last step, to the end."""
+    found = replay("stalled", tmp_path / "a")
+    (stalled,) = review(found.run, found.now, found.program).spans
+    told = json.loads(found.run.progress.read_text())["time"]
+    assert stalled.stall == pytest.approx(stalled.ended - told)
+    assert stalled.drain == 0
+    found = replay("preempted", tmp_path / "b")
+    (stopped,) = review(found.run, found.now, found.program).spans
+    told = json.loads(found.run.progress.read_text())["time"]
+    assert stopped.drain == pytest.approx(stopped.ended - told)
+    assert stopped.stall == 0
+
+
+@pytest.mark.parametrize(
+    ("cause", "quiet", "asked", "parts"),
+    [
+        ("completed", 90.0, None, Parts(save=3.5, rest=6.5)),
+        ("crash", 95.0, None, Parts(save=3.5, rest=6.5)),
+        ("crash", None, None, Parts(save=1.5, rest=8.5)),
+        ("preempted", 90.0, 92.0, Parts(save=0.5, drain=8.0, rest=1.5)),
+        ("time limit", 93.0, 92.0, Parts(save=0.5, drain=7.0, rest=2.5)),
+        ("signalled", None, 97.0, Parts(save=0.5, drain=3.0, rest=6.5)),
+        ("signalled", None, None, Parts(save=1.5, rest=8.5)),
+        ("stalled", 94.0, None, Parts(save=0.5, stall=6.0, rest=3.5)),
+        ("stalled", 10.0, None, Parts(stall=10.0)),
+        (None, 90.0, None, Parts(save=3.5, rest=6.5)),
+    ],
+)
+def test_parts_of_idle_time(
+    cause: str | None, quiet: float | None, asked: float | None, parts: Parts
+) -> None:
+    """Ten idle seconds until 100; saves at 50 and at 98, which was waited for."""
+    saves = [Save(50.0, 0.5, 3.0), Save(98.0, 1.0, 2.0)]
+    found = part_idle_time(10.0, 100.0, cause, quiet=quiet, asked=asked, saves=saves)
+    assert found == parts
+
+
+def test_ettr_is_the_trainers_own(tmp_path: Path) -> None:
+    """The last log point's, and what status and report make of the same moment."""
+    write_job(tmp_path, launcher="none", slurm={"tasks_per_node": 1})
+    done = run_python(("clusterddp.submit", "job.yaml"), tmp_path)
+    assert done.code == 0, done.err
+    run = latest(tmp_path)
+    facts = read_facts(run, whole=True)
+    last = facts.points[-1]
+    begun = tuple(event for event in facts.events if event.time <= last["time"])
+    found = measure_ettr(replace(facts, events=begun), last["time"])
+    assert found == pytest.approx(last["ettr"], rel=0.1, abs=0.002)
+    summary = review(run)
+    assert summary.totals()["train"] == pytest.approx(last["time/train_s"], rel=0.05)
+    assert summary.ettr == pytest.approx(summary.totals()["train"] / summary.wall)
+    assert summary.totals()["save"] > 0
 
 
 def test_lost_work_is_counted(tmp_path: Path) -> None:

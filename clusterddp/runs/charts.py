@@ -9,16 +9,22 @@ from clusterddp.runs.measures import Span
 from clusterddp.runs.summary import PARTS, Curve
 from clusterddp.tables import brief_number, brief_seconds
 
-__all__ = ["LABELS", "render_curve", "render_timeline", "share_bar"]
+__all__ = ["LABELS", "SHORT", "render_curve", "render_timeline", "share_bar"]
 
 LABELS = {
     "queued": "waiting in the queue",
     "setup": "starting, loading",
     "train": "steps that stayed",
-    "rest": "saving, evaluating, stopping",
+    "save": "saving",
+    "rest": "evaluating, waiting",
     "lost": "steps done again",
+    "drain": "stopping together",
+    "stall": "standing still",
     "other": "between attempts",
 }
+SHORT = {part: part for part in LABELS} | {"queued": "queue", "setup": "start"}
+"""The parts by one word, as columns and the text report name them."""
+
 _WIDTH, _HEIGHT = 480, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 22, 12, 28
 _MOST_POINTS = 600

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from clusterddp.runs.facts import Facts, Point
 from clusterddp.runs.ledger import Event
+from clusterddp.runs.parts import Save, part_idle_time
 
 __all__ = ["Span", "measure_ettr", "measure_spans"]
 
@@ -29,7 +30,10 @@ class Span:
         train: spent in steps that stayed.
         lost: spent in steps that had to be done again (estimated by their number).
         setup: until the first step: starting, meeting, loading.
-        rest: saving, evaluating, stopping, waiting for ranks.
+        save: the steps waited for a save, or the last save for the disk.
+        drain: from the first signal, or the last step after it, to the end.
+        stall: no step was finished any more, until that was noticed.
+        rest: evaluating, waiting for ranks, steps that no log point tells of.
         lost_steps: how many steps had to be done again.
     """
 
@@ -41,6 +45,9 @@ class Span:
     train: float
     lost: float
     setup: float
+    save: float
+    drain: float
+    stall: float
     rest: float
     lost_steps: int = 0
 
@@ -48,6 +55,13 @@ class Span:
     def length(self) -> float:
         """From its start to its end."""
         return self.ended - self.started
+
+    def inside(self) -> tuple[float, ...]:
+        """Its parts, which together are its length, in the order of a report."""
+        return (
+            *(self.setup, self.train, self.save, self.rest),
+            *(self.lost, self.drain, self.stall),
+        )
 
 
 def measure_ettr(facts: Facts, now: float) -> float | None:
@@ -81,20 +95,32 @@ def _steps(facts: Facts) -> Iterator[tuple[Point, float]]:
         before = point["step"]
 
 
-def measure_spans(facts: Facts, now: float, reached: Mapping[int, int]) -> list[Span]:
+def measure_spans(
+    facts: Facts,
+    now: float,
+    reached: Mapping[int, int],
+    saves: Mapping[int, Sequence[Save]] | None = None,
+) -> list[Span]:
     """Give where the time of every attempt went, oldest first.
 
     Args:
         facts: what the disk says, with all log points.
         now: the time, for a run that goes on.
         reached: the last finished step of each attempt, by its number.
+        saves: what each attempt saved; None: not known.
     """
     starts = [event for event in facts.events if event.kind == "attempt_started"]
     over = _end(facts.events) or now
-    return [_span(facts, start, over, reached) for start in starts]
+    return [_span(facts, start, over, reached, saves or {}) for start in starts]
 
 
-def _span(facts: Facts, start: Event, over: float, reached: Mapping[int, int]) -> Span:
+def _span(
+    facts: Facts,
+    start: Event,
+    over: float,
+    reached: Mapping[int, int],
+    saves: Mapping[int, Sequence[Save]],
+) -> Span:
     number = int(str(start.values.get("attempt", 0)))
     end = _find_end(facts.events, number)
     ended = _broken_off(facts.events, start, over) if end is None else end.time
@@ -107,25 +133,70 @@ def _span(facts: Facts, start: Event, over: float, reached: Mapping[int, int]) -
     train = min(length, sum(seconds for _, seconds in timed))
     lost_steps = _lost_steps(end, reached.get(number))
     lost = min(length - train, lost_steps * _pace(facts))
-    setup = _setup(start.time, timed, length - train - lost)
+    cause = None if end is None else str(end.values.get("cause"))
+    quiet = _quiet(facts, number, [point["time"] for point, _ in timed], end)
+    quiet = quiet if quiet is None or start.time <= quiet <= ended else None
+    idle = length - train - lost
+    setup = _setup(start.time, timed, idle, quiet if cause == "stalled" else None)
+    parts = part_idle_time(
+        idle - setup,
+        ended,
+        cause,
+        quiet=quiet,
+        asked=_asked(facts.events, start.time, ended),
+        saves=saves.get(number, ()),
+    )
     return Span(
         attempt=number,
         queued=_queued(facts.events, start),
         started=start.time,
         ended=ended,
-        cause=None if end is None else str(end.values.get("cause")),
+        cause=cause,
         train=train,
         lost=lost,
         setup=setup,
-        rest=max(0.0, length - train - lost - setup),
+        save=parts.save,
+        drain=parts.drain,
+        stall=parts.stall,
+        rest=parts.rest,
         lost_steps=lost_steps,
     )
 
 
-def _setup(began: float, timed: Sequence[tuple[Point, float]], idle: float) -> float:
-    """Give the time before the first step; all idle time when no step was logged."""
+def _asked(events: Sequence[Event], started: float, ended: float) -> float | None:
+    """Give when an attempt's ranks were first asked to stop."""
+    asked = (
+        event.time
+        for event in events
+        if event.kind in ("signal", "cancel_requested")
+        and started <= event.time <= ended
+    )
+    return next(asked, None)
+
+
+def _quiet(
+    facts: Facts, number: int, logged: Sequence[float], end: Event | None
+) -> float | None:
+    """Give the last sign of a step in an attempt: a log point, or rank 0's word."""
+    told = None if end is None else end.values.get("progress")
+    if told is None and number == facts.attempt:
+        told = (facts.progress or {}).get("time")
+    signs = [*logged[-1:], *([float(told)] if isinstance(told, int | float) else [])]
+    return max(signs, default=None)
+
+
+def _setup(
+    began: float,
+    timed: Sequence[tuple[Point, float]],
+    idle: float,
+    quiet: float | None,
+) -> float:
+    """Give the time before the first step.
+
+    When no step was logged that is all idle time, less what a stall took of it.
+    """
     if not timed:
-        return idle
+        return idle if quiet is None else min(idle, max(0.0, quiet - began))
     point, seconds = timed[0]
     return min(idle, max(0.0, point["time"] - seconds - began))
 

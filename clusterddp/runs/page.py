@@ -4,9 +4,15 @@ import time
 from collections.abc import Iterator
 from html import escape
 
-from clusterddp.runs.charts import LABELS, render_curve, render_timeline, share_bar
+from clusterddp.runs.charts import (
+    LABELS,
+    SHORT,
+    render_curve,
+    render_timeline,
+    share_bar,
+)
 from clusterddp.runs.explanation import Explanation
-from clusterddp.runs.summary import RunSummary
+from clusterddp.runs.summary import PARTS, RunSummary
 from clusterddp.tables import brief_number, brief_seconds
 
 __all__ = ["render_page"]
@@ -14,11 +20,12 @@ __all__ = ["render_page"]
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5b6470; --paper: #fff;
   --grid: #e3e6ea; --line: #1f6fb2; --queued: #b8bec6; --setup: #d9a21b;
-  --train: #1f6fb2; --rest: #4aa58f; --lost: #c8452f; --other: #8d78b8; }
+  --train: #1f6fb2; --save: #4aa58f; --lost: #c8452f; --drain: #8d78b8;
+  --stall: #6d1f2e; --rest: #9fd0c3; --other: #d8dce1; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #9aa3ae;
   --paper: #15181c; --grid: #2c3138; --line: #5aa7e6; --queued: #565e68;
-  --setup: #c9971f; --train: #3f8fd2; --rest: #4aa58f; --lost: #dd6048;
-  --other: #8d78b8; } }
+  --setup: #c9971f; --train: #3f8fd2; --save: #4aa58f; --lost: #dd6048;
+  --drain: #9c88c4; --stall: #b5485e; --rest: #2f6b5d; --other: #3a4047; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1180px; padding: 24px; background: var(--paper);
   color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
@@ -117,8 +124,8 @@ def _tiles(summary: RunSummary) -> str:
 def _legend(summary: RunSummary) -> str:
     whole = summary.wall or 1.0
     items = (
-        f'<li><i class="{part}"></i>{LABELS[part]} {seconds / whole:.1%} '
-        f'<span class="soft">({brief_seconds(seconds)})</span></li>'
+        f'<li><i class="{part}"></i>{SHORT[part]} {seconds / whole:.1%} '
+        f'<span class="soft">({brief_seconds(seconds)}, {LABELS[part]})</span></li>'
         for part, seconds in summary.totals().items()
     )
     return f'<ul class="legend">{"".join(items)}</ul>'
@@ -131,7 +138,7 @@ def _timeline(summary: RunSummary) -> Iterator[str]:
 
 
 def _table(summary: RunSummary) -> str:
-    head = ("attempt", "queued", "length", "start", "train", "save, eval", "lost")
+    head = ("attempt", "queue", "length", *(SHORT[part] for part in PARTS[1:]))
     names = "".join(f"<th>{name}</th>" for name in (*head, "ended as"))
     rows = "".join(
         "<tr>"
@@ -141,10 +148,7 @@ def _table(summary: RunSummary) -> str:
                 str(span.attempt),
                 *(
                     f"{seconds:.1f} s"
-                    for seconds in (
-                        *(span.queued, span.length, span.setup),
-                        *(span.train, span.rest, span.lost),
-                    )
+                    for seconds in (span.queued, span.length, *span.inside())
                 ),
                 span.cause or "-",
             )

@@ -16,8 +16,15 @@ from typing import Any
 from clusterddp.config.schema import Every
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.ledger import read_events
+from clusterddp.runs.parts import Save
 
-__all__ = ["Experience", "advise", "read_experience", "suggest_interval"]
+__all__ = [
+    "Experience",
+    "advise",
+    "read_experience",
+    "read_saves",
+    "suggest_interval",
+]
 
 _LOSING = {"crash", "node failure", "stalled", "out of memory", "suspended"}
 _WORTH_A_WORD = 3.0  # between a half and the double the loss hardly changes
@@ -91,6 +98,21 @@ def _read_saves(attempt: AttemptDirectory) -> Iterator[Mapping[str, Any]]:
                 save = json.loads(line)
                 if save["event"] == "saved":
                     yield save
+
+
+def read_saves(run: RunDirectory) -> dict[int, list[Save]]:
+    """Give what each attempt of a run saved, by its number."""
+    return {
+        attempt.number: [
+            Save(
+                float(save["time"]),
+                float(save.get("stall_s", 0.0)),
+                float(save["write_s"]),
+            )
+            for save in _read_saves(attempt)
+        ]
+        for attempt in run.list_attempts()
+    }
 
 
 def _count_failures(run: RunDirectory) -> tuple[int, float]:

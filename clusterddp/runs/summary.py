@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from clusterddp.runs.facts import Facts
 from clusterddp.runs.measures import Span, measure_ettr, measure_spans
+from clusterddp.runs.parts import Save
 from clusterddp.runs.status import Status
 
 __all__ = ["PARTS", "Curve", "RunSummary", "summarize"]
 
-PARTS = ("queued", "setup", "train", "rest", "lost")
+PARTS = ("queued", "setup", "train", "save", "rest", "lost", "drain", "stall")
 """Where time goes: the names of `Span`'s parts, in the order in which they come."""
 
 _MOST_CURVES = 6
@@ -78,7 +79,11 @@ class RunSummary:
 
 
 def summarize(
-    facts: Facts, status: Status, reached: Mapping[int, int], now: float
+    facts: Facts,
+    status: Status,
+    reached: Mapping[int, int],
+    saves: Mapping[int, Sequence[Save]],
+    now: float,
 ) -> RunSummary:
     """Give a run's summary.
 
@@ -86,9 +91,10 @@ def summarize(
         facts: what its directory says, with all log points.
         status: where it stands.
         reached: the last finished step of each attempt.
+        saves: what each attempt saved.
         now: the time, for a run that goes on.
     """
-    spans = measure_spans(facts, now, reached)
+    spans = measure_spans(facts, now, reached, saves)
     is_open = status.state in ("running", "pending", "unknown")
     last = facts.events[-1].time if facts.events else now
     return RunSummary(

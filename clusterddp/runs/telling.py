@@ -2,6 +2,7 @@
 
 import logging
 
+from clusterddp.files import read_json
 from clusterddp.runs.blame import find_blame
 from clusterddp.runs.decision import FAILURES, Decision
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
@@ -37,7 +38,14 @@ def to_event(
         "host": past.host,
         "lost": list(past.lost),
         "step": ending.summary.step if ending.summary else None,
+        "progress": _last_progress(attempt),
     }
+
+
+def _last_progress(attempt: AttemptDirectory) -> object:
+    """Give when rank 0 told of progress last: a report sees by it how long was none."""
+    run = RunDirectory(attempt.path.parent.parent)
+    return (read_json(run.progress) or {}).get("time")
 
 
 def explain(
