@@ -1,5 +1,6 @@
 """The data order: a function of (seed, epoch), whatever the number of ranks."""
 
+import random
 import time
 import tracemalloc
 
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clusterddp.errors import UsageError
 from clusterddp.training import GlobalSampler
 from clusterddp.training.order import Order
+from clusterddp.training.randomness import Seeds, mix, seed_all
 from clusterddp.training.sampler import share
 
 sizes = st.integers(1, 60)
@@ -164,3 +166,13 @@ def test_a_huge_dataset_needs_no_memory() -> None:
     whole = order.slice(3, 500, 64)
     halves = [order.slice(3, 500, 32), order.slice(3, 532, 32)]
     assert torch.equal(whole, torch.cat(halves))
+
+
+def test_seeds_of_samples_are_what_mix_gives() -> None:
+    """And python's generator is seeded as random.seed does it."""
+    assert [Seeds(1, 2, 3)[n] for n in (0, 7)] == [mix(1, 2, 3, 0), mix(1, 2, 3, 7)]
+    random.gauss(0, 1)  # leaves a second number for the next call
+    seed_all(Seeds(1)[5])
+    drawn = [random.gauss(0, 1), random.random()]
+    random.seed(mix(1, 5))
+    assert drawn == [random.gauss(0, 1), random.random()]

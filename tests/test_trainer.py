@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import (
     Dataset,
     IterableDataset,
+    Subset,
     TensorDataset,
     default_collate,
 )
@@ -120,9 +121,12 @@ def test_workers_change_no_bits(tmp_path: Path, without: list[str]) -> None:
     assert (two == none) is not bool(without)
 
 
-def test_rows_of_tensors_take_a_short_way() -> None:
-    """To the same batch."""
-    data = TensorDataset(torch.randn(9, 3), torch.arange(9))
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_rows_of_tensors_take_a_short_way(parts: int) -> None:
+    """To the same batch; also from a part of a part of them."""
+    data: Dataset[Any] = TensorDataset(torch.randn(30, 3), torch.arange(30))
+    for _ in range(parts):
+        data = Subset(data, [*range(len(data) - 1, 0, -2), 0, 0, 2])  # type: ignore[arg-type]
     key = BatchKey(0, (3, 1, 8))
     short = SeededBatches(data, None, 0).__getitems__(key)
     long = SeededBatches(data, default_collate, 0).__getitems__(key)

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    Subset,
     TensorDataset,
     default_collate,
     get_worker_info,
 )
 
-from clusterddp.training.randomness import mix, preserved, seed_all
+from clusterddp.training.randomness import Seeds, preserved, seed_all
 from clusterddp.training.workers import DEATHS, settle_worker, shielded
 
 __all__ = ["BatchKey", "BatchSource", "SeededBatches", "move"]
@@ -46,26 +47,29 @@ class SeededBatches(Dataset[Any]):
     ) -> None:
         self.data = data
         # Rows of tensors draw nothing and need no collating: 15 us a batch, not 500.
-        self._tensors: tuple[Tensor, ...] | None = None
-        if type(data) is TensorDataset and collate is None:
-            self._tensors = data.tensors
+        self._rows = None if collate is not None else _rows(data)
         self.collate = default_collate if collate is None else collate
         self.seed = seed
+        self._seeds = (-1, Seeds())
 
     def __len__(self) -> int:
         return len(self.data)  # type: ignore[arg-type]  # Experiment has checked it
 
     def __getitem__(self, key: tuple[int, int]) -> Any:  # noqa: ANN401 - the user's
         epoch, sample = key
-        seed_all(mix(self.seed, _SAMPLE, epoch, sample))
+        if epoch != self._seeds[0]:
+            self._seeds = (epoch, Seeds(self.seed, _SAMPLE, epoch))
+        seed_all(self._seeds[1][sample])
         return self.data[sample]
 
     def __getitems__(self, key: BatchKey) -> Any:  # noqa: ANN401
         """Give the batch of these samples (torch's fetcher calls this by name)."""
-        if self._tensors is not None:
-            # index_select: a list as the index costs 20 us for each tensor.
+        if self._rows is not None:
+            tensors, picked = self._rows
             rows = torch.as_tensor(key.samples)
-            return [tensor.index_select(0, rows) for tensor in self._tensors]
+            rows = rows if picked is None else picked[rows]
+            # index_select: a list as the index costs 20 us for each tensor.
+            return [tensor.index_select(0, rows) for tensor in tensors]
         with preserved() if get_worker_info() is None else nullcontext():
             samples = _plain(key.samples)
             return self.collate([self[key.epoch, sample] for sample in samples])
@@ -144,6 +148,18 @@ class _Keys:
 
 def _as_it_is(batch: object) -> object:
     return batch
+
+
+def _rows(data: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    """Give the tensors of a dataset of rows, or of a part of one, and which rows."""
+    if type(data) is TensorDataset:
+        return data.tensors, None
+    if type(data) is not Subset:
+        return None
+    whole, indices = _rows(data.dataset), torch.as_tensor(data.indices)
+    if whole is None:
+        return None
+    return whole[0], indices if whole[1] is None else whole[1][indices]
 
 
 def _plain(samples: Tensor | Sequence[int]) -> Sequence[int]:
