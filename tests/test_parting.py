@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterddp.config import load_job
+from clusterddp.files import write_json
 from clusterddp.launch import parting
 from clusterddp.launch.parting import Parting
 from clusterddp.launch.process import RankProcess
@@ -75,3 +76,18 @@ def test_a_stopped_launcher_does_not_hold_up_a_finished_run(
     seen = watch.wait_for(process)
     assert seen.code is not None
     assert not seen.is_stalled
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_ranks_that_leave_owe_no_further_step(
+    run: RunDirectory, tmp_path: Path, *, leaves: bool
+) -> None:
+    """Saved and stopped, they may take longer to be gone than a step may take."""
+    retry = {"stall_timeout": "1s"}
+    job = load_job(write_job(tmp_path, launcher="pytorch", retry=retry), [])
+    watch = Watch(job, run, run.attempt(0), [], None, lambda: False)
+    process = RankProcess(["sleep", "6"], os.environ, tmp_path / "srun.err")
+    write_json(run.progress, {"step": 7, "phase": "save", "checkpoint": 7})
+    if leaves:
+        write_summary(run.attempt(0), Summary("stopped", 7, 30))
+    assert watch.wait_for(process).is_stalled is not leaves

@@ -30,6 +30,11 @@ class Parting:
         self._spoken_at: float | None = None
         self._looked_at = 0.0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the ranks leave: no further step is expected of them."""
+        return self._spoken_at is not None
+
     def is_late(self, age_s: float) -> bool:
         """Say whether the ranks should be gone for long; call it often.
 

@@ -76,6 +76,7 @@ class Watch:
         self._is_broken = False
         self._heart = Heartbeat(attempt) if job.outlives_nodes else None
         self._parting: Parting | None = None
+        self._is_ended = False
         if job.launcher != "none":  # a debugger may stay as long as it likes
             self._parting = Parting(attempt, has_summary=job.experiment is not None)
 
@@ -107,19 +108,26 @@ class Watch:
             self._bound_start(process)
         elif self._job.launcher != "none":
             self._pass_on(process)
-        if self._clock is not None and not self._is_stalled:
+        is_leaving = self._look_for_leftover(process)
+        if self._clock is not None and not self._is_stalled and not is_leaving:
             self._look_for_stall(process, self._clock)
-        self._look_for_leftover(process)
         return False
 
-    def _look_for_leftover(self, process: RankProcess) -> None:
-        """End an srun that has not noticed that its ranks are gone."""
-        if self._parting is not None and self._parting.is_late(process.age_s):
+    def _look_for_leftover(self, process: RankProcess) -> bool:
+        """End an srun that has not noticed that its ranks are gone.
+
+        Returns:
+            Whether the ranks have begun to leave: that may take longer than a step.
+        """
+        if self._parting is None:
+            return False
+        if self._parting.is_late(process.age_s) and not self._is_ended:
             _LOG.warning(
                 "the ranks have left, and what started them has not: ending it"
             )
-            self._parting = None
+            self._is_ended = True
             process.end()
+        return self._parting.has_begun
 
     def _look_for_lost_node(self, process: RankProcess) -> None:
         """End a step that has lost a node: with --no-kill srun itself only says so.
