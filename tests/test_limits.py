@@ -3,6 +3,8 @@
 The texts are those of a real 22.05 (tests/test_slurm_limits.py provokes one for real).
 """
 
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,3 +177,36 @@ def _needs_resubmit(run: RunDirectory) -> None:
     ledger.add("attempt_started", attempt=0, job="71")
     ledger.add("attempt_ended", attempt=0, cause="preempted")
     ledger.add("needs_resubmit", reason="sbatch refused: no room", code=4)
+
+
+_SCONTROL = """#!/bin/sh
+echo "$*" >> {home}/scontrol-calls
+case "$*" in
+*show*) echo JobState=RUNNING Restarts=0 Requeue=1 EndTime=Unknown ExcNodeList=n9 ;;
+*) kill -TERM $$ ; sleep 0.1 ;;
+esac
+"""
+
+
+def test_requeue_is_not_broken_off_by_what_it_brings_about(
+    leaving: tuple[Site, Leave],
+) -> None:
+    """Slurm ends the whole batch step then, a scontrol that is under way included.
+
+    It was taken for a refusal, and the ledger said "needs resubmit" (seen).
+    """
+    site, leave = leaving
+    path = site.home / "bin" / "scontrol"
+    path.write_text(_SCONTROL.format(home=site.home))
+    path.chmod(0o755)
+    site.say("bin/sinfo", "#!/bin/sh\nexit 1\n")
+    (site.home / "bin" / "sinfo").chmod(0o755)
+    before = signal.getsignal(signal.SIGTERM)
+    going = replace(leave, allocation=Allocation("71"))
+    assert going.go(replace(DECISION, exclude=("n2", "n9"))) == 75
+    calls = (site.home / "scontrol-calls").read_text().splitlines()
+    assert calls[-2:] == ["requeue 71", "update JobId=71 ExcNodeList=n9,n2"]
+    told = events(leave.run, "excluded")
+    assert [event.values["error"] for event in told] == [None]
+    assert not events(leave.run, "needs_resubmit")
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,9 +1,11 @@
 """Leaving an allocation so that the run goes on: requeue the job, or send another."""
 
+import contextlib
 import logging
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from clusterddp.config.schema import Job
@@ -16,6 +18,7 @@ from clusterddp.runs.history import is_cancel_requested
 from clusterddp.runs.ledger import Ledger
 from clusterddp.runs.verdict import Cause
 from clusterddp.slurm.allocation import Allocation
+from clusterddp.slurm.jobs import JobInfo
 from clusterddp.slurm.nodes import count_usable
 from clusterddp.slurm.patience import fit_pauses, patiently
 
@@ -78,11 +81,19 @@ class Leave:
             _LOG.warning("the job may not be requeued: job %s goes on", sent)
             return
         self.ledger.add("requeue", reason=decision.reason, job=allocation.address)
-        patiently(allocation.requeue)
-        if exclude:
-            done = allocation.exclude(exclude)
-            words = done.err.strip() if done.code else None
-            self.ledger.add("excluded", nodes=list(exclude), error=words)
+        with _unended():
+            patiently(allocation.requeue)
+            if exclude:
+                self._exclude(info, exclude)
+
+    def _exclude(self, info: JobInfo, nodes: tuple[str, ...]) -> None:
+        """Keep nodes from the job that is requeued now; it comes back either way."""
+        try:
+            done = self.allocation.exclude((*info.excluded, *nodes))
+            words = done.err.strip() or f"code {done.code}" if done.code else None
+        except SlurmError as error:
+            words = str(error)
+        self.ledger.add("excluded", nodes=list(nodes), error=words)
 
     def _send(self, job: Job) -> str:
         """Send the successor; a refusal is written down: no word may follow it."""
@@ -103,6 +114,20 @@ class Leave:
     def _stop(self, decision: Decision) -> int:
         note_cancelled(self.ledger)
         return decision.exit_code
+
+
+@contextlib.contextmanager
+def _unended() -> Iterator[None]:
+    """Let programs that are started here live on when Slurm ends the batch step.
+
+    It does so at once after a requeue, and then an scontrol that was under way seemed
+    to have failed (seen with proctrack/linuxproc). A program inherits what is ignored.
+    """
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def note_cancelled(ledger: Ledger) -> None:

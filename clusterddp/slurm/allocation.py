@@ -84,14 +84,12 @@ class Allocation:
             raise SlurmError(message)
 
     def exclude(self, nodes: Sequence[str]) -> Completed:
-        """Keep nodes from a job that was just requeued.
+        """Keep nodes, and no others, from a job that was just requeued.
 
         Refused while the job is RUNNING; it sticks right after the requeue
-        (measured). What the job excluded before is kept.
+        (measured).
         """
-        info = query_job(self.address, self.run)
-        before = info.excluded if info is not None else ()
-        names = ",".join(dict.fromkeys([*before, *nodes]))
+        names = ",".join(dict.fromkeys(nodes))
         job = f"JobId={self.address}"
         return self.run(["scontrol", "update", job, f"ExcNodeList={names}"])
 
