@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -11,10 +12,18 @@ from typing import TYPE_CHECKING
 from clusterddp.runs.finding import find_root, select_runs
 from clusterddp.runs.status import Status, count_states
 from clusterddp.runs.survey import survey
-from clusterddp.tables import brief_number, brief_seconds, plain_table, rich_table
+from clusterddp.tables import (
+    brief_number,
+    brief_seconds,
+    drop_columns,
+    fits,
+    plain_table,
+    rich_table,
+)
 from clusterddp.terminal import run_verb, talk_to_stderr
 
 if TYPE_CHECKING:
+    from rich.live import Live
     from rich.table import Table
 
 __all__ = ["main", "render_status"]
@@ -33,6 +42,18 @@ _STYLES = {
     "finished": "dim",
 }
 _BAR = 10
+_DROPPED = (
+    "NODES",
+    "LIMIT",
+    "SAMPLES/S",
+    "ETTR",
+    "SAVED",
+    "ATTEMPT",
+    "LOSS",
+    "LEFT",
+    "JOB",
+)
+"""What a narrow terminal does without, the first first; `--json` has it all."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,26 +112,47 @@ def _print(found: Sequence[Status], *, as_json: bool) -> None:
     elif sys.stdout.isatty():
         from rich.console import Console
 
-        Console().print(_rich(found), _count(found))
+        console = Console()
+        console.print(_rich(found, console.width), _count(found))
     else:
         sys.stdout.write(render_status(found))
     sys.stdout.flush()
 
 
 def _watch_live(given: argparse.Namespace) -> None:
-    from rich.console import Group
+    """Show it on a screen of its own until Ctrl-C; the last look stays behind."""
     from rich.live import Live
 
-    with Live(auto_refresh=False, screen=False) as live:
-        while True:
-            found = _look(given)
-            live.update(Group(_rich(found), _count(found)), refresh=True)
-            time.sleep(max(1.0, given.watch))
+    found = _look(given)
+    try:
+        with Live(auto_refresh=False, screen=True) as live:
+            while True:
+                _draw_for(live, found, max(1.0, given.watch))
+                found = _look(given)
+    finally:
+        _print(found, as_json=False)
 
 
-def _rich(found: Sequence[Status]) -> "Table":
+def _draw_for(live: "Live", found: Sequence[Status], seconds: float) -> None:
+    """Draw for some time, anew as soon as the window has another size."""
+    from rich.console import Group
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        table = _rich(found, live.console.width)
+        live.update(Group(_count(found), table), refresh=True)
+        signal.sigtimedwait({signal.SIGWINCH}, left)
+
+
+def _rich(found: Sequence[Status], width: int) -> "Table":
+    """Give the table, without the columns and the bar that have no room."""
+    styles = [_STYLES[status.state] for status in found]
     head, rows = _table(found, with_bar=True)
-    return rich_table(head, rows, [_STYLES[status.state] for status in found])
+    if fits(head, rows, width):
+        return rich_table(head, rows, styles)
+    plain = _table(found, with_bar=False)
+    return rich_table(*drop_columns(*plain, _DROPPED, width), styles)
 
 
 def _count(found: Sequence[Status]) -> str:

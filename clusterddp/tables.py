@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["brief_number", "brief_seconds", "plain_table", "rich_table"]
+__all__ = [
+    "brief_number",
+    "brief_seconds",
+    "drop_columns",
+    "fits",
+    "plain_table",
+    "rich_table",
+]
 
+_LEAST_LAST = 12
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 NONE = "-"
 """What stands where nothing is known: a cell is never empty."""
@@ -44,6 +52,31 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for line in lines
     )
     return "".join(f"{text.rstrip()}\n" for text in texts)
+
+
+def fits(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Say whether a table has room, its last column with some words a line; pure."""
+    columns = list(zip(head, *rows, strict=True))
+    last = min(_LEAST_LAST, max(map(len, columns[-1])))
+    widths = [max(map(len, column)) for column in columns[:-1]]
+    return sum(widths) + 2 * len(widths) + last <= width
+
+
+def drop_columns(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    names: Sequence[str],
+    width: int,
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Leave out columns, the first named first, until a table has room; pure."""
+    for name in names:
+        if fits(head, rows, width):
+            break
+        if name in head:
+            at = list(head).index(name)
+            head = [*head[:at], *head[at + 1 :]]
+            rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+    return head, rows
 
 
 def rich_table(
