@@ -412,13 +412,20 @@ def test_a_nan_of_one_rank_is_skipped_by_all(
     assert all(map(math.isfinite, losses))
 
 
-def test_a_nan_of_one_rank_stops_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "victim", "policy"),
+    [(1, 0, "skip"), (2, 1, "stop"), (3, 2, "skip"), (4, 0, "stop")],
+)
+def test_a_nan_of_one_rank_stops_all(
+    tmp_path: Path, world_size: int, victim: int, policy: str
+) -> None:
     """Each says so itself, at once; the newest checkpoint is from before."""
-    chosen = settings({"victim": 1, "bad": [9]})
-    started = ranks.start_training(tmp_path, 0, 2, build_spoiled, chosen)
-    assert started.wait() == [1, 1]
-    for rank in (0, 1):
-        assert "gradients of step 8: found NaN or Inf" in started.output(rank)
+    params = {"victim": victim, "bad": [9] if policy == "stop" else [8, 9]}
+    chosen = settings(params, not_finite=policy, max_skips=2)
+    started = ranks.start_training(tmp_path, 0, world_size, build_spoiled, chosen)
+    assert set(started.wait()) == {1}
+    for rank in range(world_size):
+        assert "gradients of step 8: found NaN or Inf in" in started.output(rank)
     newest = disk.list_checkpoints(tmp_path / "checkpoints")[0]
     assert newest.name == "step-00000005"
 

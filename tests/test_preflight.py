@@ -16,10 +16,24 @@ from tests import training_ranks as ranks
 from tests.training_ranks import build_noisy
 
 
+@pytest.mark.parametrize(("world_size", "victim"), [(1, 0), (3, 2), (4, 1)])
+def test_it_is_said_at_every_size(tmp_path: Path, world_size: int, victim: int) -> None:
+    """By all ranks, whichever it is that cannot go on."""
+    chosen = {
+        "params": {"bad": "nan", "victim": victim},
+        "train": {"epochs": 1, "global_batch_size": 24},
+    }
+    started = ranks.start_training(tmp_path, 0, world_size, build_bad, chosen)
+    assert set(started.wait(20)) == {1}
+    for rank in range(world_size):
+        said = f"rank {victim}: the loss of the first batch is nan"
+        assert said in started.output(rank)
+
+
 def build_bad(params: Mapping[str, Any]) -> Experiment:
     """Give the noisy experiment with a loss or a collate that is wrong on rank 1."""
     experiment = build_noisy(params)
-    if params["rank"] != 1 and params["bad"] != "short":
+    if params["rank"] != params.get("victim", 1) and params["bad"] != "short":
         return experiment
     return replace(experiment, **_BAD[params["bad"]])
 

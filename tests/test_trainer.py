@@ -413,20 +413,25 @@ def test_a_worker_that_dies_at_the_stop(
     assert set(finish(tmp_path, world_size, build_killed, chosen, at=1)) == {0}
 
 
-def test_a_killed_rank_is_noticed_at_once_in_spite_of_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world_size", "victim"), [(2, 1), (3, 0), (4, 2)])
+def test_a_killed_rank_is_noticed_at_once_in_spite_of_workers(
+    tmp_path: Path, world_size: int, victim: int
+) -> None:
     """Its forked workers would keep its sockets open for seconds."""
     chosen = settings(2)
     chosen["train"]["epochs"] = 100
-    started = ranks.start_training(tmp_path, 0, 2, build_noisy, chosen)
+    started = ranks.start_training(tmp_path, 0, world_size, build_noisy, chosen)
     started.wait_for("joined")
     deadline = time.monotonic() + 20
     while not list((tmp_path / "checkpoints").glob("step-????????")):
         assert time.monotonic() < deadline, started.output()
         time.sleep(0.01)
-    started.send(1, signal.SIGKILL)
+    started.send(victim, signal.SIGKILL)
     killed = time.monotonic()
-    assert started.wait() == [1, -9]
-    assert time.monotonic() - killed < 3
+    codes = started.wait()
+    assert codes.pop(victim) == -9
+    assert set(codes) == {1}
+    assert time.monotonic() - killed < 4, "torch's own watchdog takes 5 s"
 
 
 def build_leaving(params: Mapping[str, Any]) -> Experiment:
