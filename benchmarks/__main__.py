@@ -17,12 +17,12 @@ from tests.runs import ROOT
 
 LIMITS_S = {
     "overhead": 600,
-    "stall": 420,
+    "stall": 540,
     "start": 420,
     "recovery": 900,
-    "meeting": 240,
+    "meeting": 420,
     "tools": 360,
-    "input": 240,
+    "input": 300,
     "ettr": 600,
 }
 _USE_CLUSTER = ("start", "recovery")

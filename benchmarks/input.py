@@ -48,8 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     given = arguments(parser)
     torch.set_num_threads(1)
-    batches = 60 if given.quick else 400
-    blocks = 2 if given.quick else 9
+    batches = 60 if given.quick else 200
+    blocks = 2 if given.quick else 7
     rows = torch.rand(50_000, 128)
     data: dict[str, Dataset[Any]] = {
         "rows of tensors": TensorDataset(rows, rows[:, 0]),

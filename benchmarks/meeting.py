@@ -61,8 +61,8 @@ def main() -> None:
         given.ranks, given.clients = given.ranks[:1], given.clients[:2]
     with record("meeting", ASKED, given.results) as results:
         for ranks in given.ranks:
-            results.append(ask_real(ranks, 2 if given.quick else 5))
-        crowd, growth = ask_light(given.clients, 2 if given.quick else 5)
+            results.append(ask_real(ranks, 2 if given.quick else max(3, 10 // ranks)))
+        crowd, growth = ask_light(given.clients, 2 if given.quick else 3)
         results.extend([crowd, growth])
 
 

@@ -4,8 +4,8 @@ On the real cluster, ours beside submitit with the usual checkpoint(), Lightning
 auto-requeue and torchrun --max-restarts, all with the same net and pause: kill -9 of a
 rank; preemption by a job of higher priority (until our last process is gone, and until
 training goes on); the warning before the time limit; `scontrol requeue`. `never` means
-that the job was over, or that nothing had come back after 60 s. Then the reading of a
-state of 1 GiB.
+that the job was over, or that nothing had come back after 60 s. Ours is struck three
+times, the others once. Then the reading of a state of 1 GiB.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from tests.slurm_drills import preempt
 
 ASKED = "How long from a failure to the next finished step?"
 PATIENCE_S = 60.0
+OURS = "ours"
 GONE = "preemption, until the last process is gone"
 TARGETS = {"kill -9 of a rank": 8.0, GONE: 5.0}
 Blow = Callable[[Cluster, Job], None]
@@ -46,14 +47,14 @@ def main() -> None:
     with record("recovery", ASKED, given.results) as results:
         results.append(reading(96 if given.quick else 1024, 2 if given.quick else 5))
         with real_cluster() as cluster:
-            results.extend(blows(cluster, names, 1 if given.quick else 2))
+            results.extend(blows(cluster, names, 1 if given.quick else 3))
 
 
 def blows(cluster: Cluster, names: Sequence[str], blocks: int) -> list[Result]:
-    """Strike every contender with everything, in turn; a table for each blow."""
+    """Strike every contender with everything, ours again; a table for each blow."""
     found: dict[str, dict[str, list[float]]] = {}
-    for _ in range(blocks):
-        for name in names:
+    for turn in range(blocks):
+        for name in names if turn == 0 else [one for one in names if one == OURS]:
             for blow, seconds in suffer(cluster, name).items():
                 found.setdefault(blow, {}).setdefault(name, []).append(seconds)
     return [
@@ -61,7 +62,7 @@ def blows(cluster: Cluster, names: Sequence[str], blocks: int) -> list[Result]:
             f"{blow[0].upper()}{blow[1:]}",
             values,
             unit="s",
-            targets=[Target("ours", limit=TARGETS[blow])] if blow in TARGETS else [],
+            targets=[Target(OURS, limit=TARGETS[blow])] if blow in TARGETS else [],
         )
         for blow, values in found.items()
     ]

@@ -54,6 +54,9 @@ def program(
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
+        # torchrun gives its ranks sessions of their own, and Linux shares the cores
+        # between sessions: all start alike.
+        start_new_session=True,
     )
     try:
         yield process

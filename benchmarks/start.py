@@ -48,7 +48,7 @@ def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     given = arguments(parser)
-    blocks = 2 if given.quick else 7
+    blocks = 2 if given.quick else 5
     with record("start", ASKED, given.results) as results:
         results.append(command_line(blocks))
         results.extend(first_step(blocks))
@@ -83,8 +83,8 @@ def command_line(blocks: int) -> Result:
         blocks=blocks,
         baseline="python -c pass",
         targets=[
-            Target("submit -h", limit=200),
-            Target("submit --dry-run, 2 nodes", limit=700),
+            Target("submit -h", limit=150),
+            Target("submit --dry-run, 2 nodes", limit=350),
         ],
     )
 
@@ -206,7 +206,7 @@ def submission(cluster: Cluster, blocks: int) -> Result:
 def on_slurm(cluster: Cluster, blocks: int) -> Result:
     """Run on the cluster until the first step; give the stages."""
     found: dict[str, list[float]] = {name: [] for name in STAGES}
-    for _ in range(min(blocks, 5)):
+    for _ in range(blocks):
         cluster.reset()
         home, python = cluster.make_dir("bench-"), cluster.python_for_user()
         write_job(home, pause_s=0.0, environ=hooks(home))
