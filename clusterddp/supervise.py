@@ -18,6 +18,7 @@ from clusterddp import __version__
 from clusterddp.config import Job
 from clusterddp.errors import EXIT_STOPPED, LaunchError, SlurmError, UsageError
 from clusterddp.launch.crew import count_nodes, find_place, say_shrunk
+from clusterddp.launch.early import EarlySignal, asker_of
 from clusterddp.launch.ending import collect_ending, describe_job
 from clusterddp.launch.environment import rank_environment
 from clusterddp.launch.process import RankProcess
@@ -86,7 +87,7 @@ class _Supervisor:
         self._run = run
         self._job = job
         self._allocation = allocation
-        self._delay_s = delay_in_force(run, job)
+        self._delay_s = self._asked_s = delay_in_force(run, job)
         self._requests: list[int] = []
         self._given_up: tuple[str, ...] = ()
 
@@ -126,7 +127,7 @@ class _Supervisor:
             ledger = Ledger(self._run, f"attempt-{attempt.path.name}")
             ledger.add("attempt_started", **owner, **self._describe(attempt))
             ending = self._watch(attempt, ledger)
-            cause = classify(ending, self._delay_s)
+            cause = classify(ending, self._asked_s)
             past = [*read_past(self._run), remember(cause, ending, self._run)]
             ledger.add("attempt_ended", **to_event(attempt, ending, past[-1]))
             is_gone = ending.is_requeued
@@ -185,7 +186,10 @@ class _Supervisor:
         ledger.add(
             "ranks_started", attempt=attempt.number, pid=process.pid, created=born
         )
-        seen = watch.wait_for(process)
+        send = asker_of(self._allocation)
+        early = EarlySignal(self._run, self._job, self._delay_s, ledger, send)
+        seen = watch.wait_for(process, early.look)
+        self._asked_s = early.asked_s
         asked = bool(self._requests)
         return collect_ending(
             self._run, attempt, seen, self._allocation, is_interrupted=asked
@@ -235,7 +239,7 @@ class _Supervisor:
 
     def _keep_dead(self, ending: Ending) -> None:
         """Cancel a job that Slurm has requeued, though its run shall stop."""
-        is_over = classify(ending, self._delay_s) is not Cause.REQUEUED
+        is_over = classify(ending, self._asked_s) is not Cause.REQUEUED
         if self._allocation is not None and ending.is_requeued and is_over:
             self._allocation.cancel()
 

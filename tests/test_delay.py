@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterddp.config import load_job
+from clusterddp.config import load_job, render_job
 from clusterddp.errors import JobFileError
+from clusterddp.launch.early import EarlySignal, next_look
 from clusterddp.runs.changes import read_run_job
 from clusterddp.runs.delay import (
     Delay,
@@ -16,6 +17,7 @@ from clusterddp.runs.delay import (
     with_delay,
 )
 from clusterddp.runs.directory import RunDirectory
+from clusterddp.runs.ledger import Ledger
 from clusterddp.runs.timing import Timing, read_timing
 from tests.runs import Done, events, latest, run_python, write_job
 from tests.test_sending import Site
@@ -136,3 +138,65 @@ def test_choice_without_measures_and_with_a_given_delay(tmp_path: Path) -> None:
     given = with_delay(job, Delay(40.0, ""))
     leave_measures(run, samples_per_s=0.1, save_s=100.0)
     assert choose_delay(run, given) == Delay(40.0, "slurm.signal_delay")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "needed_s", "pause_s"),
+    [
+        (None, 200.0, 60.0),
+        (5000.0, 200.0, 300.0),
+        (260.0, 200.0, 60.0),
+        (200.0, 200.0, 0.0),
+        (-5.0, 200.0, 0.0),
+    ],
+)
+def test_when_the_time_left_is_looked_at(
+    left_s: float | None, needed_s: float, pause_s: float
+) -> None:
+    """At least every five minutes: somebody may change the limit."""
+    assert next_look(left_s, needed_s) == pause_s
+
+
+@pytest.fixture
+def early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RunDirectory, list[bool], EarlySignal]:
+    """A job whose own signal comes 90 s before the limit; 240 s are left."""
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    job = load_job(write_job(tmp_path))
+    run.job_file.write_text(render_job(job))
+    answers = [False, True]
+    clock = iter(range(0, 100_000, 1000))
+    monkeypatch.setattr("clusterddp.launch.early.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("clusterddp.launch.early.seconds_left", lambda *_: 240.0)
+    signal = EarlySignal(run, job, 90.0, Ledger(run, "a"), lambda: answers.pop(0))
+    return run, answers, signal
+
+
+def test_ranks_that_need_longer_are_asked_earlier(
+    early: tuple[RunDirectory, list[bool], EarlySignal],
+) -> None:
+    """Not before it is known, again after a failed try, and once."""
+    run, answers, signal = early
+    signal.look()
+    assert (answers, signal.asked_s) == ([False, True], 90.0)
+    leave_measures(run, samples_per_s=0.8, save_s=100.0)
+    signal.look()
+    assert (answers, signal.asked_s) == ([True], 90.0)
+    signal.look()
+    assert (answers, signal.asked_s) == ([], 250.0)
+    signal.look()
+    told = [event.values for event in events(run, "early_signal")]
+    assert [(one["seconds"], one["job_s"]) for one in told] == [(250.0, 90.0)]
+
+
+def test_ranks_that_fit_into_the_jobs_own_signal_are_left_to_it(
+    early: tuple[RunDirectory, list[bool], EarlySignal],
+) -> None:
+    """Nothing is asked for, nobody asks Slurm."""
+    run, answers, signal = early
+    leave_measures(run, samples_per_s=24.0, save_s=3.0)
+    signal.look()
+    assert answers == [False, True]
+    assert not events(run, "early_signal")

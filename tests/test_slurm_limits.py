@@ -134,3 +134,29 @@ def without_accounting(cluster: Cluster, home: Path, how: str) -> dict[str, str]
     shutil.copy(cluster.parameters.conf_dir / "gres.conf", home)
     shutil.copy(cluster.parameters.conf_dir / "cgroup.conf", home)
     return {"SLURM_CONF": str(conf)}
+
+
+@LONG
+def test_requeued_job_is_asked_earlier_than_its_own_signal(
+    cluster: Cluster, home: Path
+) -> None:
+    """The signal is 90 s before the limit for good; saves took 130 s: nothing is lost.
+
+    The long save is a line of ours. Slurm would ask after 90 s at the earliest.
+    """
+    write_job(home, params={"sleep": 3}, slurm={"time": "1h"})
+    job_id, run = submit(cluster, home, step=6)
+    with run.attempt(0).saves.open("a") as file:
+        file.write('{"event": "saved", "step": 5, "time": 1, "write_s": 130}\n')
+    words = ["scontrol", "update", f"JobId={job_id}", "TimeLimit=4"]
+    cluster.run(words, user=cluster.user)
+    wait_until(lambda: events(run, "early_signal"))
+    wait_until(lambda: events(run, "requeue"))
+    cluster.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=60"])
+    cluster.wait_job(job_id, {"COMPLETED"}, 180)
+    asked = events(run, "early_signal")[0].values
+    assert float(str(asked["seconds"])) >= 220.0
+    assert asked["job_s"] == 90.0
+    assert causes(run) == ["time limit", "completed"]
+    ended = events(run, "attempt_ended")[0].values
+    assert ended["checkpoint"] == ended["step"]

@@ -80,9 +80,21 @@ class Watch:
         if job.launcher != "none":  # a debugger may stay as long as it likes
             self._parting = Parting(attempt, has_summary=job.experiment is not None)
 
-    def wait_for(self, process: RankProcess) -> Seen:
-        """Stay until the ranks are gone, and say what was seen."""
-        code = process.wait(lambda: self._between(process))
+    def wait_for(
+        self, process: RankProcess, meanwhile: Callable[[], None] = lambda: None
+    ) -> Seen:
+        """Stay until the ranks are gone, and say what was seen.
+
+        Args:
+            process: what started the ranks.
+            meanwhile: called again and again; must be quick.
+        """
+
+        def look() -> bool:
+            meanwhile()
+            return self._between(process)
+
+        code = process.wait(look)
         suspended_at = process.suspended_at
         return Seen(
             code,
