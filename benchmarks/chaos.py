@@ -149,25 +149,29 @@ def main() -> int:
     parser.add_argument("hits", type=int, nargs="?", default=50)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", help="one cause, by a part of its name")
+    words = "no further hit after so many minutes"
+    parser.add_argument("--minutes", type=float, default=float("inf"), help=words)
     given = parser.parse_args()
     slot = int(os.environ.get("CLUSTERDDP_TEST_SLOT", "2"))
     print(f"seed {given.seed}", flush=True)
     cluster = start_cluster(ClusterParameters(slot=slot))
     try:
-        report = _rage(cluster, given.hits, random.Random(given.seed), given.only)  # noqa: S311
+        report = _rage(cluster, given)
     finally:
         stop_cluster(slot)
     _print(report)
     return 1 if report.wrong else 0
 
 
-def _rage(cluster: Cluster, hits: int, luck: random.Random, only: str | None) -> Report:
+def _rage(cluster: Cluster, given: argparse.Namespace) -> Report:
+    luck = random.Random(given.seed)  # noqa: S311 - no secrets
     report, expected = Report(), _undisturbed(cluster)
-    while len(report.hits) < hits:
+    end = time.monotonic() + 60 * given.minutes
+    while len(report.hits) < given.hits and time.monotonic() < end:
         scene = _begin(cluster, luck)
         mine: list[Hit] = []
-        while len(report.hits) + len(mine) < hits:
-            hit = _hit(scene, only)
+        while len(report.hits) + len(mine) < given.hits and time.monotonic() < end:
+            hit = _hit(scene, given.only)
             if hit is None:
                 break
             mine.append(hit)

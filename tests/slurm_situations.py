@@ -27,7 +27,7 @@ class Situation:
 
 def in_preemption(cluster: Cluster, home: Path) -> Situation:
     """A job of higher priority has come, and the ranks have not left yet."""
-    write_job(home, params={"sleep": 4}, checkpoint=RARE)
+    write_job(home, params={"sleep": 3}, checkpoint=RARE)
     job, run = submit(cluster, home, "slurm.partition=main", step=1)
     preempt(cluster, home)
     wait_until(lambda: cluster.show_job(job).get("PreemptTime") != "None")
@@ -36,7 +36,7 @@ def in_preemption(cluster: Cluster, home: Path) -> Situation:
 
 def in_save(cluster: Cluster, home: Path) -> Situation:
     """Rank 0 takes its time over a checkpoint."""
-    write_job(home, params={**SLOW, "save_s": 6}, checkpoint={"every": "4 steps"})
+    write_job(home, params={**SLOW, "save_s": 4}, checkpoint={"every": "4 steps"})
     job, run = submit(cluster, home, step=1)
     wait_until(lambda: (read_json(run.progress) or {}).get("phase") == "save")
     return Situation(run, job)

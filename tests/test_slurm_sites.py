@@ -88,7 +88,7 @@ def test_gang_suspension_by_a_job_of_higher_priority(
     with site(cluster, "PreemptMode=SUSPEND,GANG", low, top):
         job_id, run = submit(cluster, home, "slurm.partition=low", step=3)
         shape = ("--partition=top", "--nodes=4", "--ntasks-per-node=4")
-        thief = cluster.sbatch(*shape, "--wrap=sleep 12", user=cluster.user)
+        thief = cluster.sbatch(*shape, "--wrap=sleep 9", user=cluster.user)
         cluster.wait_job(job_id, {"SUSPENDED"}, 60)
         step = step_of(run)
         cluster.wait_job(thief, {"COMPLETED"}, 60)
