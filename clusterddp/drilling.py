@@ -96,13 +96,14 @@ def _find_live(run: RunDirectory) -> tuple[Facts, AttemptDirectory]:
     facts = read_facts(run)
     words = facts.last("attempt_started", "ranks_started", "attempt_ended", "stopped")
     is_live = words is not None and words.kind == "ranks_started"
-    if not is_live or facts.attempt is None or not (facts.progress or {}).get("step"):
+    number = facts.attempt
+    if not is_live or number is None or not _told_step(run, run.attempt(number)):
         message = (
             f"{run.path}: found no ranks that train, expected a live run with its "
             "first step done; see clusterddp.status"
         )
         raise UsageError(message)
-    return facts, run.attempt(facts.attempt)
+    return facts, run.attempt(number)
 
 
 def _carry_out(strike: _Strike, facts: Facts, attempt: AttemptDirectory) -> None:
@@ -165,13 +166,17 @@ def _wait(
 
 
 def _told_step(run: RunDirectory, struck: AttemptDirectory) -> int:
-    """Give rank 0's word while it is the struck attempt's; 0 afterwards.
+    """Give rank 0's word while it is the struck attempt's; 0 before and afterwards.
 
-    Ranks that were stopped or killed leave no other word.
+    Ranks that were stopped or killed leave no other word. What lies there while the
+    ranks start is that of the attempt before, whose steps may be lost already.
     """
-    step = _whole((read_json(run.progress) or {}).get("step"))
+    progress = read_json(run.progress) or {}
+    step, told = _whole(progress.get("step")), progress.get("time")
+    started = _time_of(run, "ranks_started", struck.number)
+    is_new = isinstance(told, float) and started is not None and told > started
     is_its_own = run.list_attempts()[-1].number == struck.number
-    return step if step is not None and is_its_own else 0
+    return step if step is not None and is_new and is_its_own else 0
 
 
 def _is_back(run: RunDirectory, struck: AttemptDirectory) -> bool:
