@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from clusterddp.errors import EXIT_INTERRUPTED, ClusterDDPError
+from clusterddp.errors import EXIT_INTERRUPTED, ClusterDDPError, UsageError
 
 __all__ = ["run_verb", "talk_to", "talk_to_stderr"]
 
@@ -60,6 +60,15 @@ def run_verb(verb: Callable[[], int]) -> int:
         # it flushes stdout at exit, so stdout leads nowhere from here on.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise  # no file's trouble: a bug, and its traceback is needed
+        _LOG.error(
+            "%s: found %s, expected to be able to use it; see who owns it and what "
+            "it is with ls -ld",
+            *(error.filename, error.strerror),
+        )
+        return UsageError.exit_code
 
 
 def _flushed(code: int) -> int:

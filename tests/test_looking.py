@@ -11,6 +11,8 @@ import pytest
 
 from clusterddp.errors import SlurmError, UsageError
 from clusterddp.logs import main as logs
+from clusterddp.report import main as report
+from clusterddp.resubmit import main as resubmit
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.finding import find_root, find_run, list_runs, select_runs
 from clusterddp.runs.folding import fold, prefix
@@ -263,6 +265,64 @@ def test_status_at_the_terminal(
     assert status([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["state"] == "failed"
     assert status([*words, "nobody"]) == 2
+
+
+def damage(run: RunDirectory) -> None:
+    """Leave in a run what full disks, editors and other versions may leave."""
+    run.events.mkdir(exist_ok=True)
+    (run.events / "login-x-1.jsonl").write_bytes(
+        b'\xff\xfe{{{\nnull\n[]\n{"time": "x", "event": 3}\n{"time": 1}\n'
+    )
+    (run.events / "directory.jsonl").mkdir()
+    with run.metrics.open("a") as file:
+        file.write('{"step": "x"}\nnull\n12\n{"step": 5, "time": 1, "loss": "low"}\n')
+        file.write('{"step": 12, "time": 9e8, "samples_per_s": "fast"}\n{"ste')
+    run.progress.write_text('"x"')
+    for attempt in run.list_attempts():
+        for path in attempt.verdicts.glob("*.json"):
+            path.write_text('{"rank": 1')
+        attempt.owner.write_text("[]")
+        attempt.saves.write_text(
+            'nonsense\n{"event": "saved", "time": "x"}\n{"event": "saved"}\n[]\n'
+        )
+    (run.attempts / "0099").mkdir(parents=True)
+    (run.attempts / "junk").touch()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_damaged_runs_are_looked_at(case: str, tmp_path: Path) -> None:
+    """No verb ends in a traceback, whatever lies there; what is sound is shown."""
+    run = replay(case, tmp_path).run
+    damage(run)
+    word = str(run.path)
+    assert status([word]) == 0
+    assert why([word]) == 0
+    assert report([word, "--text"]) == 0
+    assert report([word]) == 0
+    assert logs([word]) == 0
+    assert resubmit([word, "--dry-run"]) == 0
+
+
+def test_what_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file where a directory should be; a directory where a file should be."""
+    run = replay("crash", tmp_path).run
+    shutil.rmtree(run.attempts)
+    shutil.rmtree(run.events)
+    run.attempts.touch()
+    run.events.touch()
+    assert why([str(run.path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "its ledger is lost: submit it once more" in out
+    assert logs([str(run.path)]) == 2
+    run.progress.unlink(missing_ok=True)
+    run.progress.mkdir()
+    assert status([str(run.path)]) == 2
+    said = capsys.readouterr().err
+    expected = f"{run.progress}: found Is a directory, expected to be able to use it"
+    assert expected in said
+    assert "see who owns it and what it is with ls -ld" in said
 
 
 def test_watch_shows_it_again_until_ctrl_c(tmp_path: Path) -> None:

@@ -148,10 +148,10 @@ class RunDirectory:
         return AttemptDirectory(self.attempts / f"{number:04d}")
 
     def list_attempts(self) -> list[AttemptDirectory]:
-        """All attempts, oldest first; the disk is asked."""
+        """All attempts, oldest first; none where the disk has none to show."""
         try:
             names = [path.name for path in self.attempts.iterdir()]
-        except FileNotFoundError:
+        except OSError:
             return []
         numbers = sorted(int(name) for name in names if _ATTEMPT.fullmatch(name))
         return [self.attempt(number) for number in numbers]

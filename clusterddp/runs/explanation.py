@@ -164,6 +164,11 @@ def _advice(case: Case) -> str:
     status, cause = case.status, case.last.cause if case.last else None
     if status.state in ("running", "pending", "finished"):
         return _patience(case)
+    if status.state == "unknown" and not case.facts.events:
+        return (
+            "Its submission was broken off before a job was sent, or its ledger is "
+            "lost: submit it once more."
+        )
     if status.state == "unknown":
         return "Ask again when Slurm answers; nothing was decided meanwhile."
     first = _first_step(case, cause)

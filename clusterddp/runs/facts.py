@@ -159,8 +159,9 @@ def _point(line: bytes) -> Point | None:
         step, time = value["step"], value["time"]
     except (ValueError, KeyError, TypeError):
         return None
-    is_sound = isinstance(step, int) and isinstance(time, int | float)
-    return value if is_sound else None
+    if not isinstance(step, int) or not isinstance(time, int | float):
+        return None
+    return {key: one for key, one in value.items() if isinstance(one, int | float)}
 
 
 def _newest_checkpoint(parent: Path) -> tuple[int, float] | None:

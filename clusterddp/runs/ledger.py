@@ -69,7 +69,11 @@ def read_events(run: RunDirectory) -> list[Event]:
 
 
 def _read_file(path: Path) -> Iterable[Event]:
-    for line in path.read_bytes().splitlines():
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
         try:
             values = json.loads(line)
             yield Event(float(values.pop("time")), str(values.pop("event")), values)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from clusterddp.config.schema import Every
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
@@ -56,9 +55,9 @@ def read_experience(runs: Iterable[RunDirectory]) -> Experience | None:
     for run in runs:
         for attempt in run.list_attempts():
             saves = list(_read_saves(attempt))
-            writes += [float(save["write_s"]) for save in saves]
-            stalls += [float(save.get("stall_s", save["write_s"])) for save in saves]
-            times = [float(save["time"]) for save in saves]
+            writes += [save["write_s"] for save in saves]
+            stalls += [save["stall_s"] for save in saves]
+            times = [save["time"] for save in saves]
             gaps += [after - before for before, after in pairwise(times)]
         lost, seconds = _count_failures(run)
         failures, trained = failures + lost, trained + seconds
@@ -91,24 +90,23 @@ def advise(every: Every, seen: Experience) -> str | None:
     )
 
 
-def _read_saves(attempt: AttemptDirectory) -> Iterator[Mapping[str, Any]]:
-    with suppress(FileNotFoundError):
-        for line in attempt.saves.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # a line that a full disk has cut
+def _read_saves(attempt: AttemptDirectory) -> Iterator[Mapping[str, float]]:
+    with suppress(OSError):
+        for line in attempt.saves.read_bytes().splitlines():
+            # A full disk has cut a line, or another version wrote other ones.
+            with suppress(ValueError, KeyError, TypeError):
                 save = json.loads(line)
                 if save["event"] == "saved":
-                    yield save
+                    numbers = {"stall_s": save["write_s"], **save}
+                    names = ("time", "write_s", "stall_s")
+                    yield {name: float(numbers[name]) for name in names}
 
 
 def read_saves(run: RunDirectory) -> dict[int, list[Save]]:
     """Give what each attempt of a run saved, by its number."""
     return {
         attempt.number: [
-            Save(
-                float(save["time"]),
-                float(save.get("stall_s", 0.0)),
-                float(save["write_s"]),
-            )
+            Save(save["time"], save["stall_s"], save["write_s"])
             for save in _read_saves(attempt)
         ]
         for attempt in run.list_attempts()
