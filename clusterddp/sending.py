@@ -247,9 +247,13 @@ def _say_where_to_look(run: RunDirectory, code: int) -> None:
     if code == UsageError.exit_code:
         _LOG.info("mend the job file or the code, then submit it again")
         return
-    _LOG.info("checkpoints  %s", run.checkpoints)
-    _LOG.info("metrics      %s", run.metrics)
-    _LOG.info("curves       tensorboard --logdir %s", run.tensorboard)
+    for words, path in (
+        ("checkpoints  ", run.checkpoints),
+        ("metrics      ", run.metrics),
+        ("curves       tensorboard --logdir ", run.tensorboard),
+    ):
+        if path.exists():  # a script writes what it likes
+            _LOG.info("%s%s", words, path)
     if code != 0:
         _LOG.info("go on with   python -m clusterddp.supervise %s", run.path)
 
@@ -260,5 +264,7 @@ def _say_how_it_ended(run: RunDirectory, code: int) -> str:
     if summary is None:
         return f"ended with code {code}"
     word = "finished" if code == 0 else "stopped"
+    if not summary.total_steps:  # a script of one's own
+        return word
     values = (f"{name} {value:.4g}" for name, value in summary.metrics.items())
     return " · ".join([f"{word} at step {summary.step}/{summary.total_steps}", *values])

@@ -44,6 +44,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     done = run_python((*SUBMIT, "loop.yaml"), tmp_path)
     assert done.code == 0, done.err
     run = latest(tmp_path, "loop")
+    assert str(run.metrics) in done.err
     assert [path.name for path in run.checkpoints.glob("step-*")] == ["step-00000040"]
     assert len(run.metrics.read_text().splitlines()) == 4
 
@@ -53,7 +54,10 @@ def test_the_explanation_is_what_the_page_shows(tmp_path: Path) -> None:
     job = ROOT / "jobs" / "explain.yaml"
     done = run_python((*SUBMIT, str(job), "code.snapshot=false"), tmp_path)
     assert done.code == 0, done.err
-    said = (latest(tmp_path, "explain").path / "explained.txt").read_text()
+    run = latest(tmp_path, "explain")
+    assert "finished\n" in done.err
+    assert str(run.metrics) not in done.err, "there are none"
+    said = (run.path / "explained.txt").read_text()
     page = (ROOT / "docs" / "how-it-works.md").read_text()
     varying = re.compile(r"\d+\.\d s|:\d{4,5}$|^\d+  \d+ +\S+ +\d+|RuntimeError")
     lines = [line for line in said.splitlines() if not varying.search(line)]
