@@ -5,6 +5,8 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 
+from clusterddp.errors import EXIT_INTERRUPTED
+
 __all__ = ["VERBS", "main"]
 
 VERBS = {
@@ -39,7 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = ", ".join(VERBS)
         sys.stderr.write(f"clusterddp: {verb}: no such verb; expected one of {known}\n")
         return 2
-    code: int = importlib.import_module(f"clusterddp.{verb}").main(words[1:])
+    try:
+        code: int = importlib.import_module(f"clusterddp.{verb}").main(words[1:])
+    except KeyboardInterrupt:  # while the verb was still being loaded
+        sys.stderr.write("clusterddp: interrupted\n")
+        return EXIT_INTERRUPTED
     return code
 
 

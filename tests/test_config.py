@@ -213,7 +213,7 @@ def test_yaml_runs_no_code() -> None:
         (
             "script: exp.py",
             "{job}:2: experiment: found both of experiment and script, expected one of "
-            "the two",
+            "the two: name your function, as in experiment: train.py:build, or your ",
         ),
         (
             "name: other",

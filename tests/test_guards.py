@@ -7,7 +7,7 @@ import time
 import pytest
 
 import clusterddp
-from clusterddp.cli import VERBS
+from clusterddp.cli import VERBS, main
 from tests.runs import ROOT, clean_environ
 
 LOGIN = [
@@ -86,6 +86,19 @@ def test_command(words: list[str], code: int, text: str) -> None:
     )
     assert done.returncode == code
     assert text in done.stdout + done.stderr
+
+
+def test_interrupted_while_a_verb_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C has its code and no traceback even then."""
+
+    def interrupt(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("clusterddp.cli.importlib.import_module", interrupt)
+    assert main(["status"]) == 130
+    assert capsys.readouterr().err == "clusterddp: interrupted\n"
 
 
 def test_sizes() -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,7 @@ def test_parts_of_idle_time(
     assert found == parts
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_ettr_is_the_trainers_own(tmp_path: Path) -> None:
     """The last log point's, and what status and report make of the same moment."""
     write_job(tmp_path, launcher="none", slurm={"tasks_per_node": 1})

@@ -57,7 +57,10 @@ def resolve_references(job: Job, beside: Path) -> tuple[Job, list[Finding]]:
     """
     if (job.experiment is None) == (job.script is None):
         found = "both" if job.experiment else "neither"
-        text = f"found {found} of experiment and script, expected one of the two"
+        text = (
+            f"found {found} of experiment and script, expected one of the two: name "
+            "your function, as in experiment: train.py:build, or your script: train.py"
+        )
         return job, [(("experiment",), text)]
     key = "experiment" if job.experiment is not None else "script"
     text = job.experiment or job.script or ""
