@@ -21,7 +21,13 @@ from clusterddp.runs.saves import read_saves
 from clusterddp.runs.summary import RunSummary, summarize
 from clusterddp.runs.survey import survey
 from clusterddp.slurm.programs import Runner, run_program
-from clusterddp.tables import brief_number, brief_seconds, plain_table
+from clusterddp.tables import (
+    brief_number,
+    brief_seconds,
+    columns_of,
+    drop_columns,
+    plain_table,
+)
 from clusterddp.terminal import run_verb, talk_to_stderr
 
 __all__ = ["main", "render_report", "review"]
@@ -30,6 +36,9 @@ _HEAD = (
     *("ATTEMPT", "QUEUE", "LENGTH", "START", "TRAIN", "SAVE", "REST", "LOST"),
     *("DRAIN", "STALL", "LOST_STEPS", "ENDED_AS"),
 )
+_WIDTH = 120
+_DROPPED = ("LOST_STEPS", "REST", "LENGTH", "SAVE", "QUEUE")
+"""What a narrow terminal does without: the sums above the table tell of it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +76,7 @@ def _report(given: argparse.Namespace) -> int:
     if given.json:
         sys.stdout.write(json.dumps(summary.to_json()) + "\n")
     elif given.text:
-        sys.stdout.write(render_report(summary))
+        sys.stdout.write(render_report(summary, columns_of(sys.stdout, _WIDTH)))
     else:
         sys.stdout.write(f"{_write_page(run, summary, given.page)}\n")
     return 0
@@ -99,8 +108,8 @@ def _write_page(run: RunDirectory, summary: RunSummary, given: Path | None) -> P
     return path
 
 
-def render_report(summary: RunSummary) -> str:
-    """Give the report as text; pure."""
+def render_report(summary: RunSummary, columns: int = _WIDTH) -> str:
+    """Give the report as text, its table without what has no room; pure."""
     status = summary.status
     ettr = "-" if summary.ettr is None else f"{summary.ettr:.1%}"
     whole = summary.wall or 1.0
@@ -120,7 +129,8 @@ def render_report(summary: RunSummary) -> str:
         "",
     ]
     rows = [_row(span) for span in summary.spans]
-    return "".join(f"{line}\n" for line in lines) + plain_table(_HEAD, rows)
+    table = plain_table(*drop_columns(_HEAD, rows, _DROPPED, columns))
+    return "".join(f"{line}\n" for line in lines) + table
 
 
 def _row(span: Span) -> tuple[str, ...]:

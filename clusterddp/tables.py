@@ -1,7 +1,8 @@
 """Tables and short forms: aligned plain text for a pipe, colours for a terminal."""
 
+import shutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
 __all__ = [
     "brief_number",
     "brief_seconds",
+    "columns_of",
     "drop_columns",
     "fits",
     "plain_table",
@@ -38,6 +40,13 @@ def brief_seconds(seconds: float | None) -> str:
 def brief_number(value: float | None, digits: int = 4) -> str:
     """Give a number with so many significant digits, or `-`."""
     return NONE if value is None else f"{value:.{digits}g}"
+
+
+def columns_of(stream: TextIO, most: int) -> int:
+    """Give how many columns a terminal has, at most so many; elsewhere, these."""
+    if not stream.isatty():
+        return most
+    return min(most, shutil.get_terminal_size((most, 24)).columns)
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from clusterddp.runs.explanation import Explanation
 from clusterddp.runs.finding import find_root, find_run
 from clusterddp.runs.inquiry import examine
+from clusterddp.tables import columns_of
 from clusterddp.terminal import run_verb, talk_to_stderr
 
 __all__ = ["main", "render_explanation"]
+
+_WIDTH = 88
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,14 +50,14 @@ def _tell(given: argparse.Namespace) -> int:
     if given.json:
         sys.stdout.write(json.dumps(found.to_json()) + "\n")
     else:
-        sys.stdout.write(render_explanation(found))
+        sys.stdout.write(render_explanation(found, columns_of(sys.stdout, _WIDTH)))
     return 0
 
 
-def render_explanation(found: Explanation) -> str:
-    """Give paragraph and evidence as text; pure."""
+def render_explanation(found: Explanation, columns: int = _WIDTH) -> str:
+    """Give paragraph and evidence as text, the paragraph in lines so long; pure."""
     width = max(len(label) for label, _ in found.evidence)
-    lines = [textwrap.fill(found.paragraph, 88, break_long_words=False), ""]
+    lines = [textwrap.fill(found.paragraph, columns, break_long_words=False), ""]
     for label, text in found.evidence:
         first, *more = text.splitlines() or [""]
         lines.append(f"{label:<{width}}  {first}")

@@ -131,6 +131,20 @@ def test_status_has_room(runs: Path, columns: int) -> None:
     assert ("╌" in terminal.seen) == (columns == 200)
 
 
+@pytest.mark.parametrize("words", [("why",), ("report", "--text")])
+def test_verbs_have_room(runs: Path, words: tuple[str, ...]) -> None:
+    """In 60 columns a paragraph is in shorter lines, a table has fewer columns."""
+    verb, *more = words
+    command = [f"clusterddp.{verb}", "toy", *more, "--runs", str(runs)]
+    terminal = Terminal(command, 60)
+    assert terminal.finish() == 0
+    os.close(terminal.fd)
+    shown = plain(terminal.seen)
+    lines = shown[: shown.index("")] if verb == "why" else shown
+    assert [line for line in lines if len(line) > 60] == []
+    assert len(lines) > 3
+
+
 def test_columns_are_dropped_in_turn() -> None:
     """Only as many as must be."""
     head, rows = ("RUN", "A", "B", "DETAIL"), [("toy/1", "aaaa", "bbbb", "some words")]
