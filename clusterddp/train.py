@@ -27,6 +27,7 @@ from clusterddp.errors import (
 )
 from clusterddp.launch.environment import AGENT, LAUNCHER, OUTPUT
 from clusterddp.launch.last_words import LastWords
+from clusterddp.launch.leaving import leave
 from clusterddp.launch.lifeline import end_with_parent
 from clusterddp.launch.orphan import OrphanWatch
 from clusterddp.launch.rank import (
@@ -281,4 +282,4 @@ def _exit_code(leaving: SystemExit) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

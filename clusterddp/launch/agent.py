@@ -48,6 +48,7 @@ from clusterddp.dist.world import World, world_from_environment
 from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, ClusterDDPError
 from clusterddp.launch.environment import AGENT, ATTEMPT, OUTPUT
 from clusterddp.launch.labels import LabelledOutput
+from clusterddp.launch.leaving import leave
 from clusterddp.launch.lifeline import end_with_parent
 from clusterddp.runs.changes import read_run_job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
@@ -243,7 +244,7 @@ def _speak_for_the_dead(attempt: AttemptDirectory, error: ChildFailedError) -> N
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        leave(main(sys.argv[1:]))
     except ClusterDDPError as problem:
         sys.stderr.write(f"clusterddp: {problem}\n")
-        sys.exit(problem.exit_code)
+        leave(problem.exit_code)
