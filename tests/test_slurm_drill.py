@@ -52,6 +52,19 @@ def test_stall_by_the_verb(cluster: Cluster, home: Path) -> None:
 
 
 @pytest.mark.long
+def test_preempt_by_the_verb(cluster: Cluster, home: Path) -> None:
+    """Saved, requeued, and back soon after: with Slurm's own hold of two minutes, too.
+
+    `CLUSTERDDP_TEST_HOLD=0` runs it so; let go at once, the job would be FAILED.
+    """
+    write_job(home, params={"sleep": 0.4, "trace": True})
+    job_id, run = submit(cluster, home, step=2)
+    assert drill(cluster, home, run, "--preempt")["lost_steps"] == 0
+    assert cluster.show_job(job_id)["Restarts"] == "1"
+    cluster.wait_job(job_id, {"COMPLETED"}, 120)
+
+
+@pytest.mark.long
 def test_all_drills_in_a_row(cluster: Cluster, home: Path) -> None:
     """What asks the ranks to stop loses nothing; what kills, less than an interval."""
     write_job(
