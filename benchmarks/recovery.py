@@ -23,7 +23,7 @@ from benchmarks.result import Result, Target
 from benchmarks.scene import LOOK_S, is_alive, real_cluster, strike
 from benchmarks.states import State, clock
 from clusterddp.dist import init_dist, shutdown
-from tests.cluster import Cluster
+from tests.cluster import Cluster, ClusterError
 from tests.slurm_drills import preempt
 
 ASKED = "How long from a failure to the next finished step?"
@@ -47,16 +47,37 @@ def main() -> None:
     with record("recovery", ASKED, given.results) as results:
         results.append(reading(96 if given.quick else 1024, 2 if given.quick else 5))
         with real_cluster() as cluster:
-            results.extend(blows(cluster, names, 1 if given.quick else 3))
+            blows(cluster, names, 1 if given.quick else 3, results)
 
 
-def blows(cluster: Cluster, names: Sequence[str], blocks: int) -> list[Result]:
-    """Strike every contender with everything, ours again; a table for each blow."""
+def blows(
+    cluster: Cluster, names: Sequence[str], blocks: int, results: list[Result]
+) -> None:
+    """Strike every contender with everything, ours again; a table for each blow.
+
+    Raises:
+        RuntimeError: a contender could not be measured; the others' tables are there.
+    """
     found: dict[str, dict[str, list[float]]] = {}
-    for turn in range(blocks):
-        for name in names if turn == 0 else [one for one in names if one == OURS]:
-            for blow, seconds in suffer(cluster, name).items():
+    failures: list[str] = []
+    turns = [*names, *([OURS] * (blocks - 1) if OURS in names else [])]
+    try:
+        for name in turns:
+            try:
+                suffered = suffer(cluster, name)
+            except (TimeoutError, ClusterError) as error:
+                failures.append(f"{name}: {error}")
+                continue
+            for blow, seconds in suffered.items():
                 found.setdefault(blow, {}).setdefault(name, []).append(seconds)
+    finally:
+        results.extend(tables(found))
+    if failures:
+        raise RuntimeError("; ".join(failures))
+
+
+def tables(found: dict[str, dict[str, list[float]]]) -> list[Result]:
+    """Give a table for each blow."""
     return [
         compare(
             f"{blow[0].upper()}{blow[1:]}",
