@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from clusterddp.runs.facts import Facts, Point
 from clusterddp.runs.ledger import Event
-from clusterddp.runs.parts import Save, part_idle_time
+from clusterddp.runs.parts import Parts, Save, part_idle_time
 
 __all__ = ["Span", "measure_ettr", "measure_spans"]
 
@@ -124,43 +124,48 @@ def _span(
     number = int(str(start.values.get("attempt", 0)))
     end = _find_end(facts.events, number)
     ended = _broken_off(facts.events, start, over) if end is None else end.time
-    timed = [
-        (point, seconds)
-        for point, seconds in _steps(facts)
-        if start.time <= point["time"] <= ended
-    ]
+    timed = [pair for pair in _steps(facts) if start.time <= pair[0]["time"] <= ended]
     length = max(0.0, ended - start.time)
     train = min(length, sum(seconds for _, seconds in timed))
     lost_steps = _lost_steps(end, reached.get(number))
     lost = min(length - train, lost_steps * _pace(facts))
-    cause = None if end is None else str(end.values.get("cause"))
-    quiet = _quiet(facts, number, [point["time"] for point, _ in timed], end)
-    quiet = quiet if quiet is None or start.time <= quiet <= ended else None
-    idle = length - train - lost
-    setup = _setup(start.time, timed, idle, quiet if cause == "stalled" else None)
-    parts = part_idle_time(
-        idle - setup,
-        ended,
-        cause,
-        quiet=quiet,
-        asked=_asked(facts.events, start.time, ended),
-        saves=saves.get(number, ()),
+    setup, parts = _idle_parts(
+        facts, start, end or ended, timed, length - train - lost, saves.get(number, ())
     )
     return Span(
         attempt=number,
         queued=_queued(facts.events, start),
         started=start.time,
         ended=ended,
-        cause=cause,
+        cause=None if end is None else str(end.values.get("cause")),
         train=train,
         lost=lost,
         setup=setup,
-        save=parts.save,
-        drain=parts.drain,
-        stall=parts.stall,
-        rest=parts.rest,
+        **vars(parts),
         lost_steps=lost_steps,
     )
+
+
+def _idle_parts(
+    facts: Facts,
+    start: Event,
+    end: Event | float,
+    timed: Sequence[tuple[Point, float]],
+    idle: float,
+    saves: Sequence[Save],
+) -> tuple[float, Parts]:
+    """Give an attempt's time before its first step, and what else was no step."""
+    told = end if isinstance(end, Event) else None
+    ended = end if not isinstance(end, Event) else end.time
+    cause = None if told is None else str(told.values.get("cause"))
+    quiet = _quiet(facts, start, [point["time"] for point, _ in timed], told)
+    quiet = quiet if quiet is None or start.time <= quiet <= ended else None
+    setup = _setup(start.time, timed, idle, quiet if cause == "stalled" else None)
+    asked = _asked(facts.events, start.time, ended)
+    parts = part_idle_time(
+        idle - setup, ended, cause, quiet=quiet, asked=asked, saves=saves
+    )
+    return setup, parts
 
 
 def _asked(events: Sequence[Event], started: float, ended: float) -> float | None:
@@ -175,11 +180,11 @@ def _asked(events: Sequence[Event], started: float, ended: float) -> float | Non
 
 
 def _quiet(
-    facts: Facts, number: int, logged: Sequence[float], end: Event | None
+    facts: Facts, start: Event, logged: Sequence[float], end: Event | None
 ) -> float | None:
     """Give the last sign of a step in an attempt: a log point, or rank 0's word."""
     told = None if end is None else end.values.get("progress")
-    if told is None and number == facts.attempt:
+    if told is None and start.values.get("attempt") == facts.attempt:
         told = (facts.progress or {}).get("time")
     signs = [*logged[-1:], *([float(told)] if isinstance(told, int | float) else [])]
     return max(signs, default=None)
