@@ -187,8 +187,8 @@ def test_yaml_runs_no_code() -> None:
         ),
         (
             "train:\n  eval_weights: ema",
-            "{job}:4: train.eval_weights: found ema, expected train.ema, such as 0.999; "
-            "there is no average without it",
+            "{job}:4: train.eval_weights: found ema, expected train.ema, such as "
+            "0.999; there is no average without it",
         ),
         (
             "slurm:\n  extra:\n    ntasks-per-node: 3",
