@@ -37,9 +37,8 @@ def main() -> int:
     given = parser.parse_args()
     begin = time.monotonic()
     failed = [name for name in given.questions if not ask(name, quick=given.quick)]
-    print(
-        f"\n{(time.monotonic() - begin) / 60:.1f} minutes; failed: {failed or 'none'}"
-    )
+    minutes = (time.monotonic() - begin) / 60
+    print(f"\n{minutes:.1f} minutes; failed: {', '.join(failed) or 'none'}")
     if not given.quick:
         subprocess.run([sys.executable, "-m", "benchmarks.page"], cwd=ROOT, check=True)
     return 1 if failed else 0
