@@ -7,6 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
+_MEASURED = ("torch", "submitit", "lightning", "accelerate")
+
+
 def describe_machine() -> dict[str, str]:
     """Give the parts that a reader needs to judge a figure; loads no torch."""
     return {
@@ -14,7 +17,7 @@ def describe_machine() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "torch": version_of("torch"),
+        **{name: version_of(name) for name in _MEASURED},
         "file system": file_system(Path(tempfile.gettempdir()).resolve()),
     }
 
