@@ -6,7 +6,6 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-
 _MEASURED = ("torch", "submitit", "lightning", "accelerate")
 
 
