@@ -23,6 +23,7 @@ _PARAMETERS = ClusterParameters(
     cred_expire=_HOLD,
 )
 
+
 @pytest.fixture(scope="session")
 def _cluster() -> Iterator[Cluster]:
     """One cluster for the whole session; it takes seconds to start."""
