@@ -87,7 +87,7 @@ def test_cancel_then_resubmit_in_the_foreground(
     tmp_path: Path, undisturbed: str
 ) -> None:
     """A local run: saved, ended; named, it goes on here with what was changed."""
-    write_job(tmp_path, params={"sleep": 0.1}, checkpoint={"every": "1000 steps"})
+    write_job(tmp_path, params={"sleep": 0.25}, checkpoint={"every": "1000 steps"})
     process = start(SUBMIT, tmp_path)
     wait_until((tmp_path / "runs/toy/latest").exists)
     run = latest(tmp_path)

