@@ -206,21 +206,23 @@ def build_slow(params: Mapping[str, Any]) -> Experiment:
 def test_a_signal_while_a_rank_waits_for_its_data(
     tmp_path: Path, world_size: int, victim: int, workers: int
 ) -> None:
-    """All stop at one step, at once, and only one state is written; rank 0 is last."""
+    """All stop at one step, at once; one state is written, before anybody leaves."""
     chosen = settings({"victim": victim}, workers=workers)
     chosen["checkpoint"] = {"every": "1000 steps"}
     started = ranks.start_training(tmp_path, 0, world_size, build_slow, chosen)
-    first_to_leave = _watch(started)
+    names = _watch(started, tmp_path)
     assert set(started.wait()) == {ranks.STOPPED}, started.output()
-    names = [path.name for path in (tmp_path / "checkpoints").glob("step-*")]
     assert names in (["step-00000001"], ["step-00000002"], ["step-00000000"])
     saves = RunDirectory(tmp_path).attempt(0).saves.read_text().splitlines()
     assert len([line for line in saves if json.loads(line)["event"] == "saved"]) == 1
-    assert world_size == 1 or first_to_leave != 0
 
 
-def _watch(started: ranks.Ranks) -> int:
-    """Give the rank that leaves first; sends further signals, which change nothing."""
+def _watch(started: ranks.Ranks, run: Path) -> list[str]:
+    """Give what is saved when the first rank is gone.
+
+    Sends further signals, which change nothing. Which process is gone first says
+    little: rank 0 returns last, and may still end sooner than another's threads.
+    """
     deadline = time.monotonic() + 60
     while all(process.is_alive() for process in started.processes):
         assert time.monotonic() < deadline, started.output()
@@ -228,4 +230,4 @@ def _watch(started: ranks.Ranks) -> int:
             if (started.directory / f"joined-{rank}").exists():
                 started.send(rank, signal.SIGTERM)
         time.sleep(0.01)
-    return next(r for r, p in enumerate(started.processes) if not p.is_alive())
+    return [path.name for path in (run / "checkpoints").glob("step-*")]
