@@ -16,7 +16,7 @@ from benchmarks.scene import SLOT
 from tests.runs import ROOT
 
 LIMITS_S = {
-    "overhead": 600,
+    "overhead": 660,
     "stall": 540,
     "start": 420,
     "recovery": 900,
