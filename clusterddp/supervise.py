@@ -149,25 +149,7 @@ class _Supervisor:
 
     def _watch(self, attempt: AttemptDirectory, ledger: Ledger) -> Ending:
         """Start the ranks, wait for their end, and collect what is known of it."""
-        environ = rank_environment(os.environ, self._job, self._run, attempt)
-        probe: list[str] | None = None
-        if self._allocation is None:
-            command = local_command(self._job, self._run, sys.executable)
-        else:
-            command = step_command(
-                self._job,
-                self._run,
-                attempt,
-                sys.executable,
-                self._given_up,
-                count_nodes(self._job, self._allocation),
-            )
-            probe = probe_command(
-                self._job,
-                sys.executable,
-                len(self._allocation.nodes) or None,
-                self._given_up,
-            )
+        command, probe = self._commands(attempt)
         watch = Watch(
             self._job,
             self._run,
@@ -178,7 +160,7 @@ class _Supervisor:
         )
         process = RankProcess(
             command,
-            environ,
+            rank_environment(os.environ, self._job, self._run, attempt),
             attempt.step_errors,
             in_foreground=self._job.launcher == "none",
         )
@@ -194,6 +176,18 @@ class _Supervisor:
         return collect_ending(
             self._run, attempt, seen, self._allocation, is_interrupted=asked
         )
+
+    def _commands(
+        self, attempt: AttemptDirectory
+    ) -> tuple[list[str], list[str] | None]:
+        """Give what starts the ranks, and Python once on each node of a job."""
+        job, allocation, python = self._job, self._allocation, sys.executable
+        if allocation is None:
+            return local_command(job, self._run, python), None
+        nodes = count_nodes(job, allocation)
+        step = step_command(job, self._run, attempt, python, self._given_up, nodes)
+        size = len(allocation.nodes) or None
+        return step, probe_command(job, python, size, self._given_up)
 
     def _take_signal(self, ledger: Ledger) -> bool:
         """Look what a signal means, before Slurm ends this process, too.
