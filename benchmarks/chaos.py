@@ -10,8 +10,10 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,8 +65,14 @@ class Report:
     windows: list[Window] = field(default_factory=list)
     runs: int = 0
     wrong: int = 0
+    hung: int = 0
+    """Runs that did not go on within the deadline after a hit."""
     lost: int = 0
     """Steps done again in whole runs, whoever was to blame."""
+
+    def wants(self, hits: int) -> bool:
+        """Say whether there are fewer."""
+        return len(self.hits) < hits
 
 
 def _ranks(run: RunDirectory) -> list[int]:
@@ -144,7 +152,7 @@ CAUSES: dict[str, Callable[[Scene], None]] = {
 
 
 def main() -> int:
-    """Hit as often as asked; exit code 1 if a run ended with other bits."""
+    """Hit as often as asked; exit code 1 if a run ended with other bits or not."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
     parser.add_argument("hits", type=int, nargs="?", default=50)
     parser.add_argument("--seed", type=int, default=int(time.time()))
@@ -160,24 +168,39 @@ def main() -> int:
     finally:
         stop_cluster(slot)
     _print(report)
-    return 1 if report.wrong else 0
+    return 1 if report.wrong or report.hung else 0
 
 
 def _rage(cluster: Cluster, given: argparse.Namespace) -> Report:
     luck = random.Random(given.seed)  # noqa: S311 - no secrets
     report, expected = Report(), _undisturbed(cluster)
     end = time.monotonic() + 60 * given.minutes
-    while len(report.hits) < given.hits and time.monotonic() < end:
+    while report.wants(given.hits) and report.hung == 0 and time.monotonic() < end:
         scene = _begin(cluster, luck)
         mine: list[Hit] = []
-        while len(report.hits) + len(mine) < given.hits and time.monotonic() < end:
-            hit = _hit(scene, given.only)
-            if hit is None:
-                break
-            mine.append(hit)
-        _wait_for_end(scene)
-        _note(report, scene, mine, is_equal=digest(scene.run) == expected)
+        try:
+            while report.wants(given.hits - len(mine)) and time.monotonic() < end:
+                hit = _hit(scene, given.only)
+                if hit is None:
+                    break
+                mine.append(hit)
+            _wait_for_end(scene)
+        except AssertionError as error:
+            report.hung += 1
+            _keep(scene, error)
+        else:
+            _note(report, scene, mine, is_equal=digest(scene.run) == expected)
     return report
+
+
+def _keep(scene: Scene, error: AssertionError) -> None:
+    """Show a run that did not go on, and keep it: the cluster's files go with it."""
+    kept = Path(tempfile.mkdtemp(prefix="chaos-"))
+    shutil.copytree(scene.run.path, kept / scene.run.id, symlinks=True)
+    print(f"{scene.run.id}: {error}; kept in {kept}")
+    print(scene.cluster.show_job(scene.job))
+    told = verb(scene.cluster, scene.home, "why", str(scene.run.path))
+    print(told.out + told.err, flush=True)
 
 
 def _note(report: Report, scene: Scene, hits: list[Hit], *, is_equal: bool) -> None:
@@ -236,6 +259,7 @@ def _hit(scene: Scene, only: str | None) -> Hit | None:
         return None
     cause = luck.choice([name for name in CAUSES if not only or only in name])
     before = lost_steps(steps_of_attempts(run))
+    print(f"  {cause}", end="", flush=True)
     began = time.time()
     CAUSES[cause](scene)
     over = time.time()
@@ -246,7 +270,7 @@ def _hit(scene: Scene, only: str | None) -> Hit | None:
     scene.job = read_facts(run).job_id or scene.job
     hit = Hit(cause, began, lost, measure_back(run, began, over))
     took = "-" if hit.back_s is None else f"{hit.back_s:.1f} s"
-    print(f"  {cause} at step {reached}: {lost} steps lost, next step after {took}")
+    print(f" at step {reached}: {lost} steps lost, next step after {took}")
     sys.stdout.flush()
     return hit
 
@@ -260,7 +284,12 @@ def _is_past(run: RunDirectory, step: int) -> bool:
 def _print(report: Report) -> None:
     table, values = render_costs(report.hits, report.windows)
     print(f"\n{table}")
-    total = {"runs": report.runs, "wrong": report.wrong, "lost_in_runs": report.lost}
+    total = {
+        "runs": report.runs,
+        "wrong": report.wrong,
+        "hung": report.hung,
+        "lost_in_runs": report.lost,
+    }
     print(json.dumps({**total, **values}))
 
 
