@@ -326,6 +326,38 @@ def test_numbers_that_are_not_finite_are_seen(value: float, dtype: torch.dtype) 
     assert are_finite(kept)  # what was found once is not remembered
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_in_a_bucket_are_seen(value: float) -> None:
+    """One of them among the gradients of a bucket, or two that would cancel."""
+    bucket = torch.randn(1000)
+    grads = [bucket[:600].view(20, 30), bucket[600:]]
+    are_finite = FiniteCheck()
+    assert are_finite(grads)
+    assert are_finite._buckets  # noqa: SLF001 - else this would test the other way
+    bucket[700], bucket[3] = value, -value
+    assert not are_finite(grads)
+    bucket[3] = 0.0
+    assert not are_finite(grads)
+    bucket[700] = 1.0
+    assert are_finite(grads)
+
+
+def test_a_sum_that_is_too_large_is_no_infinity() -> None:
+    """Sound gradients whose sum a float cannot hold are looked at one by one."""
+    bucket = torch.full((1000,), 3e38)
+    kept = bucket.clone()
+    assert bucket.sum().isinf()
+    assert FiniteCheck()([bucket[:500], bucket[500:]])
+    assert torch.equal(bucket, kept)
+
+
+def test_foreign_numbers_beside_gradients_do_not_count() -> None:
+    """Only a storage that holds nothing but gradients is summed as a whole."""
+    storage = torch.randn(100)
+    storage[99] = math.nan
+    assert FiniteCheck()([storage[:50], storage[50:90]])
+
+
 def test_sparse_gradients_have_a_norm() -> None:
     """Their values count, each row once."""
     table = nn.Embedding(5, 2, sparse=True)

@@ -73,7 +73,7 @@ class Ddp(Section):
     """Options of DistributedDataParallel, by its own names, and its comm hook."""
 
     gradient_as_bucket_view: bool = Field(
-        default=False, description="saves the memory of one copy of the gradients"
+        default=True, description="saves one copy of the gradients, and making it"
     )
     static_graph: bool = Field(
         default=False,
