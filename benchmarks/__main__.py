@@ -23,7 +23,7 @@ LIMITS_S = {
     "meeting": 420,
     "tools": 360,
     "input": 300,
-    "ettr": 600,
+    "ettr": 780,
 }
 _USE_CLUSTER = ("start", "recovery")
 _LAST_WORDS_S = 60

@@ -33,6 +33,7 @@ from clusterddp.processes import is_same_process
 from clusterddp.runs.directory import RunDirectory
 from clusterddp.runs.facts import read_facts
 from clusterddp.runs.history import newest_checkpoint
+from clusterddp.slurm.hold import was_not_started
 from clusterddp.slurm.hostlist import expand_hostlist
 from tests.cluster import Cluster, ClusterParameters
 from tests.cluster import start as start_cluster
@@ -265,7 +266,7 @@ def _hit(scene: Scene, only: str | None) -> Hit | None:
     over = time.time()
     # progress.json is up to a second old: some steps more may have been finished.
     reached = max(got for _, got in steps_of_attempts(run))
-    wait_until(lambda: _is_past(run, reached + MARGIN), DEADLINE_S)
+    wait_until(lambda: _is_past(scene, reached + MARGIN), DEADLINE_S)
     lost = lost_steps(steps_of_attempts(run)) - before
     scene.job = read_facts(run).job_id or scene.job
     hit = Hit(cause, began, lost, measure_back(run, began, over))
@@ -275,10 +276,19 @@ def _hit(scene: Scene, only: str | None) -> Hit | None:
     return hit
 
 
-def _is_past(run: RunDirectory, step: int) -> bool:
-    """Say whether a checkpoint beyond a step exists, or the run has finished."""
+def _is_past(scene: Scene, step: int) -> bool:
+    """Say whether a checkpoint beyond a step exists, or the run has finished.
+
+    A job that a node could not start is released meanwhile, as `resubmit --watch` does.
+    """
+    run = scene.run
     newest = newest_checkpoint(run)
-    return bool(events(run, "finished")) or (newest is not None and newest > step)
+    if events(run, "finished") or (newest is not None and newest > step):
+        return True
+    if was_not_started(scene.cluster.show_job(scene.job).get("Reason", "")):
+        print(", held after a failed launch", end="")
+        verb(scene.cluster, scene.home, "resubmit", "--all")
+    return False
 
 
 def _print(report: Report) -> None:

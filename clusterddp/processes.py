@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import psutil
 
-__all__ = ["creation_time", "end_process_tree", "is_same_process"]
+__all__ = ["GRACE_S", "creation_time", "end_process_tree", "is_same_process"]
 
-_GRACE_S = 10.0
+GRACE_S = 10.0
 
 
 def creation_time(pid: int) -> float:
@@ -28,7 +28,7 @@ def is_same_process(pid: int, created: float) -> bool:
         return False
 
 
-def end_process_tree(pid: int, grace_s: float = _GRACE_S) -> None:
+def end_process_tree(pid: int, grace_s: float = GRACE_S) -> None:
     """End a process and its descendants: TERM, and KILL after a grace in seconds."""
     try:
         parent = psutil.Process(pid)

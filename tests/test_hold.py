@@ -17,9 +17,14 @@ RECORD = "JobId=7 JobState=PENDING Reason=BeginTime SubmitTime={} EligibleTime={
         (RECORD.format(1000, 1010), [], True),
         (RECORD.format(1000, 1006), [], True),
         (RECORD.format("Unknown", "Unknown"), [], False),
+        (
+            "JobId=7 JobState=PENDING Reason=launch_failed_requeued_held SubmitTime=1",
+            ["release 7"],
+            True,
+        ),
         ("slurm_load_jobs error: Invalid job id specified", [], False),
     ],
-    ids=["long hold", "lifted before", "short hold", "no times", "gone"],
+    ids=["long hold", "lifted before", "short hold", "no times", "not started", "gone"],
 )
 def test_ten_seconds_after_the_requeue(
     record: str, updates: list[str], *, is_lifted: bool
@@ -28,7 +33,7 @@ def test_ten_seconds_after_the_requeue(
     said: list[str] = []
 
     def answer(arguments: Sequence[str]) -> Completed:
-        if "update" in arguments:
+        if "show" not in arguments:
             said.append(" ".join(arguments[1:]))
         return Completed(0, record, "")
 
@@ -46,4 +51,6 @@ def test_only_the_hold_is_lifted() -> None:
     """A job that somebody holds, or that waits for nodes, is left alone."""
     assert is_held("PENDING", "BeginTime")
     assert not is_held("PENDING", "JobHeldUser")
+    assert is_held("PENDING", "launch failed requeued held")
+    assert is_held("PENDING", "launch_failed_requeued_held")
     assert not is_held("RUNNING", "None")

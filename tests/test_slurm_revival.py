@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterddp.runs.directory import RunDirectory
 from tests.cluster import Cluster
 from tests.runs import digest, events, finish, rank_pids, step_of, wait_until, write_job
 from tests.slurm_drills import SLOW, causes, preempt, start, submit, verb
@@ -56,6 +57,40 @@ def test_killed_supervisor_is_brought_back_once(
     assert digest(run) == undisturbed
     last = verb(cluster, home, "resubmit", "toy", "--force")
     assert "its last step is done" in last.out
+
+
+def test_job_that_a_node_could_not_start_is_released(
+    cluster: Cluster, home: Path
+) -> None:
+    """Slurm holds it for good; `why` says so, and `resubmit` lets it go, as the user.
+
+    On every node a file lies where slurmd wants to make the job's directory, as if the
+    disk were full; then the disks are sound again.
+    """
+    write_job(home)
+    earlier = cluster.sbatch("--hold", "--wrap", "true", user=cluster.user, cwd=home)
+    cluster.run(["scancel", earlier])
+    spool = Path(cluster.parameters.root) / "spool"
+    obstacles = [spool / node / f"job{int(earlier) + 1:05}" for node in cluster.nodes]
+    for obstacle in obstacles:
+        obstacle.touch()
+    done = verb(cluster, home, "submit", "job.yaml", "--new", "--nodes", "2")
+    job_id, path = done.out.strip().split("\t")
+    wait_until(lambda: "launch_failed" in cluster.show_job(job_id)["Reason"], 60)
+    for obstacle in obstacles:
+        obstacle.unlink()
+    assert "holds the job until somebody releases it" in one_line(
+        verb(cluster, home, "why", path).out
+    )
+    shown = rows(verb(cluster, home, "resubmit", "--all", "--json").out)[path]
+    assert (shown["action"], shown["job"]) == ("released", job_id)
+    cluster.wait_job(job_id, {"COMPLETED"}, 120)
+    assert events(RunDirectory(Path(path)), "finished")
+
+
+def one_line(text: str) -> str:
+    """Give a text without its line breaks."""
+    return " ".join(text.split())
 
 
 def test_preempted_for_good_is_brought_back_and_a_cancelled_run_is_not(

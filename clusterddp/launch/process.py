@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clusterddp.errors import LaunchError
-from clusterddp.processes import end_process_tree
+from clusterddp.processes import GRACE_S, end_process_tree
 
 __all__ = ["RankProcess"]
 
@@ -102,6 +102,6 @@ class RankProcess:
         if self._process.poll() is None:
             self._process.send_signal(signum)
 
-    def end(self) -> None:
-        """End it and all that it started, by pid: TERM, and KILL after 10 s."""
-        end_process_tree(self.pid)
+    def end(self, grace_s: float = GRACE_S) -> None:
+        """End it and all that it started, by pid: TERM, and KILL after a grace."""
+        end_process_tree(self.pid, grace_s)

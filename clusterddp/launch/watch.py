@@ -13,6 +13,7 @@ from clusterddp.launch.orphan import Heartbeat
 from clusterddp.launch.parting import Parting
 from clusterddp.launch.process import RankProcess
 from clusterddp.launch.stacks import collect_stacks
+from clusterddp.processes import GRACE_S
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.stall import StallClock
 
@@ -21,6 +22,7 @@ __all__ = ["Seen", "Watch", "read_last_words"]
 _LOG = logging.getLogger("clusterddp")
 _LOOK_S = 1.0
 _SHORTLY_S = 120.0
+_HUNG_GRACE_S = 1.0
 _LAST_WORDS = 4096
 
 
@@ -194,7 +196,8 @@ class Watch:
             )
             ranks = self._job.world_size
             collect_stacks(self._run, self._attempt, self._probe, ranks)
-            process.end()
+            # Hanging ranks have nothing left to say; srun needs time to end its own.
+            process.end(_HUNG_GRACE_S if self._probe is None else GRACE_S)
 
 
 def read_last_words(path: Path) -> str:

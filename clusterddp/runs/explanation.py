@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from clusterddp.runs.evidence import AttemptEvidence
 from clusterddp.runs.exhibits import Case, list_evidence
 from clusterddp.runs.status import Status
+from clusterddp.slurm.hold import was_not_started
 from clusterddp.tables import brief_seconds
 
 __all__ = ["Explanation", "explain"]
@@ -187,6 +188,12 @@ def _patience(case: Case) -> str:
             "Slurm holds a requeued job for a while (two minutes by default); "
             f"`scontrol update JobId={status.job_id} StartTime=now` lifts that. "
             "Else there is nothing to do."
+        )
+    if was_not_started(status.detail):
+        return (
+            "A node could not start it, so Slurm drained that node and holds the job "
+            "until somebody releases it: `python -m clusterddp.resubmit "
+            f"{case.facts.run.path}` does."
         )
     return "There is nothing to do."
 

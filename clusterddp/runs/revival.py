@@ -10,7 +10,7 @@ from typing import Literal
 
 from clusterddp.runs.facts import Facts
 from clusterddp.runs.verdict import Cause
-from clusterddp.slurm.hold import is_held
+from clusterddp.slurm.hold import is_held, was_not_started
 from clusterddp.slurm.jobs import Phase
 from clusterddp.slurm.listing import ListedJob
 
@@ -104,6 +104,9 @@ def _is_finished(facts: Facts) -> bool:
 
 def _judge_active(job: ListedJob) -> Judgement:
     state = job.state.lower()
+    if was_not_started(job.reason):
+        why = f"a node could not start job {job.id}, so Slurm held it"
+        return Judgement("release", state, why)
     if is_held(job.state, job.reason):
         return Judgement("release", state, f"job {job.id} waits out Slurm's hold")
     reason = f" ({job.reason})" if job.reason else ""
