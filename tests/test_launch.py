@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -173,7 +174,7 @@ def test_ending_a_process_ends_its_children_and_nobody_else(tmp_path: Path) -> N
     child = int(mark.read_text())
     born = creation_time(child)
     end_process_tree(process.pid, grace_s=0.5)
-    process.wait(lambda: None)
+    assert process.wait(lambda: None) == -signal.SIGTERM, "nobody else took its code"
     assert not is_same_process(child, born), "the stubborn one is gone too"
     assert neighbour.poll() is None
     neighbour.communicate(b"\n")
