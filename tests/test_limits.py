@@ -188,6 +188,42 @@ esac
 """
 
 
+@pytest.mark.parametrize(
+    ("drained", "excluded"),
+    [
+        ((), "n8,n9,n2"),
+        (("n3",), "n8,n2"),
+        (("n3", "n4"), "n8"),
+    ],
+    ids=["room without all", "an earlier one comes back", "no room without any"],
+)
+def test_a_job_is_kept_only_from_nodes_that_it_can_do_without(
+    leaving: tuple[Site, Leave], drained: tuple[str, ...], excluded: str
+) -> None:
+    """Each node lost in its life would in the end leave none (seen: it waited on).
+
+    What the job file excludes stays excluded. The job needs two of n1 to n9, of which
+    n1, n5, n6 and n7 are down anyway.
+    """
+    site, leave = leaving
+    closed = {"n1", "n5", "n6", "n7", *drained}
+    states = [
+        f"n{i}|{'drained' if f'n{i}' in closed else 'idle'}" for i in range(1, 10)
+    ]
+    for name, text in (
+        ("scontrol", _SCONTROL.format(home=site.home).replace("=n9", "=n8,n9")),
+        ("sinfo", "#!/bin/sh\necho '" + "\n".join(states) + "'\n"),
+    ):
+        site.say(f"bin/{name}", text)
+        (site.home / "bin" / name).chmod(0o755)
+    slurm = leave.job.slurm.model_copy(update={"nodes": 2, "exclude": "n8"})
+    job = leave.job.model_copy(update={"slurm": slurm})
+    going = replace(leave, job=job, allocation=Allocation("71"))
+    assert going.go(replace(DECISION, exclude=("n2",))) == 75
+    calls = (site.home / "scontrol-calls").read_text().splitlines()
+    assert calls[-1] == f"update JobId=71 ExcNodeList={excluded}"
+
+
 def test_requeue_is_not_broken_off_by_what_it_brings_about(
     leaving: tuple[Site, Leave],
 ) -> None:

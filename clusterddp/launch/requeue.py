@@ -18,6 +18,7 @@ from clusterddp.runs.history import is_cancel_requested
 from clusterddp.runs.ledger import Ledger
 from clusterddp.runs.verdict import Cause
 from clusterddp.slurm.allocation import Allocation
+from clusterddp.slurm.hostlist import expand_hostlist
 from clusterddp.slurm.jobs import JobInfo
 from clusterddp.slurm.nodes import count_usable
 from clusterddp.slurm.patience import fit_pauses, patiently
@@ -72,24 +73,24 @@ class Leave:
     def _return(self, decision: Decision) -> None:
         allocation = self.allocation
         info = patiently(allocation.query)
-        exclude = _affordable(self.job, allocation, decision.exclude)
+        kept_away = _choose_kept_away(self.job, allocation, info, decision.exclude)
         if not info.may_requeue and info.restarts == allocation.restarts:
             self.ledger.add("successor", reason=decision.reason)
             left_s = None if info.end_time is None else info.end_time - time.time()
-            job = without_nodes(self.job, exclude)
+            job = without_nodes(self.job, kept_away)
             sent = patiently(lambda: self._send(job), fit_pauses(left_s))
             _LOG.warning("the job may not be requeued: job %s goes on", sent)
             return
         self.ledger.add("requeue", reason=decision.reason, job=allocation.address)
         with _unended():
             patiently(allocation.requeue)
-            if exclude:
-                self._exclude(info, exclude)
+            if decision.exclude:
+                self._exclude((*_asked_for(self.job), *kept_away))
 
-    def _exclude(self, info: JobInfo, nodes: tuple[str, ...]) -> None:
+    def _exclude(self, nodes: tuple[str, ...]) -> None:
         """Keep nodes from the job that is requeued now; it comes back either way."""
         try:
-            done = self.allocation.exclude((*info.excluded, *nodes))
+            done = self.allocation.exclude(nodes)
             words = done.err.strip() or f"code {done.code}" if done.code else None
         except SlurmError as error:
             words = str(error)
@@ -136,20 +137,33 @@ def note_cancelled(ledger: Ledger) -> None:
     ledger.add("stopped", **words, code=EXIT_STOPPED)
 
 
-def _affordable(
-    job: Job, allocation: Allocation, nodes: tuple[str, ...]
+def _choose_kept_away(
+    job: Job, allocation: Allocation, info: JobInfo, new: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Leave an exclusion out if the job could then never start again."""
-    if not nodes:
-        return ()
-    usable = count_usable(allocation.partition, nodes, allocation.run)
-    needed = job.slurm.nodes + job.slurm.spare_nodes
-    if usable is not None and usable < needed:
-        _LOG.warning(
-            "not excluding %s: only %d other nodes can be used, the job needs %d",
-            ", ".join(nodes),
-            usable,
-            needed,
-        )
-        return ()
-    return nodes
+    """Give the nodes that the job shall not get, beside those that its file excludes.
+
+    As many as leave it enough to start on: the earlier ones are let in first, then
+    all. Slurm itself keeps a job from a node that is still down.
+    """
+    asked = _asked_for(job)
+    earlier = tuple(node for node in info.excluded if node not in asked)
+    if not new:
+        return earlier
+    needed, usable = job.slurm.nodes + job.slurm.spare_nodes, None
+    for kept_away in ((*earlier, *new), new):
+        without = (*asked, *kept_away)
+        usable = count_usable(allocation.partition, without, allocation.run)
+        if usable is None or usable >= needed:
+            return tuple(dict.fromkeys(kept_away))
+    _LOG.warning(
+        "not excluding %s: only %d other nodes can be used, the job needs %d",
+        ", ".join(new),
+        usable,
+        needed,
+    )
+    return ()
+
+
+def _asked_for(job: Job) -> tuple[str, ...]:
+    """Give the nodes that the job file excludes."""
+    return tuple(expand_hostlist(job.slurm.exclude)) if job.slurm.exclude else ()
