@@ -197,7 +197,7 @@ def test_a_save_is_a_place_to_stop(tmp_path: Path) -> None:
 
 def test_too_little_time_for_a_save(tmp_path: Path) -> None:
     """The snapshot before is what stays, and the end is the same in bits."""
-    chosen = settings(stop_at=6, time_left=0.0)  # far from the next save
+    chosen = settings(stop_at=7, time_left=0.0)  # far from the next save
     assert set(finish(tmp_path, 2, build_noisy, chosen)) == {ranks.STOPPED}
     assert newest(tmp_path).name == "step-00000005"
     log = (tmp_path / "attempts" / "0000" / "rank-0.log").read_text()
