@@ -34,7 +34,7 @@ _QUESTIONS = [
 def main() -> None:
     """Ask for each model and number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=4)
     given = arguments(parser)
     blocks = 2 if given.quick else given.blocks
     questions = _QUESTIONS[:1] if given.quick else _QUESTIONS
