@@ -142,8 +142,11 @@ class Checkpoints:
                 "stall_s": round(copied - begun, 4),
                 "copy_s": round(copied - waited, 4),
             }
-            task = self._task(snapshot, states, ranks, notes)
-            self._writer.start(replace(task, before=(self._host.wait, before)))
+            task = self._task(snapshot, states, ranks)
+            before_it = (self._host.wait, before)
+            size = self._host.bytes
+            task = replace(task, before=before_it, bytes=size, notes=notes)
+            self._writer.start(task)
         return saved
 
     def finish(self, *, stop: Callable[[], bool] = lambda: False) -> Saved:
@@ -182,8 +185,10 @@ class Checkpoints:
         if ranks is not None:
             previous = self._writer.wait()
             if previous is None or not previous.fatal:
-                task = self._task(snapshot, on_host(snapshot.states), ranks, {})
-                self._writer.write(replace(task, before=(before,)))
+                states = on_host(snapshot.states)
+                task = self._task(snapshot, states, ranks)
+                size = count_bytes(states)
+                self._writer.write(replace(task, before=(before,), bytes=size))
         return self.finish(stop=stop)
 
     def close(self, timeout_s: float = _PATIENCE_S) -> None:
@@ -241,7 +246,6 @@ class Checkpoints:
         snapshot: Snapshot,
         states: Mapping[str, Any],
         ranks: Sequence[object],
-        notes: Mapping[str, object],
     ) -> Task:
         contents = {**states, SHARED: dict(snapshot.shared), RANKS: ranks}
         fields = {
@@ -251,12 +255,16 @@ class Checkpoints:
             "clusterddp": _version(),
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "config": _digest(self._run.job_file),
+            "config": self._config,
             "metrics": _finite(snapshot.metrics),
             "time": round(time.time(), 3),
         }
-        size = count_bytes(states)
-        return Task(snapshot.step, contents, fields, bytes=size, notes=notes)
+        return Task(snapshot.step, contents, fields)
+
+    @functools.cached_property
+    def _config(self) -> str | None:
+        """The SHA-256 of the job file, which stays as it is; None without one."""
+        return _digest(self._run.job_file)
 
     def _choose(self) -> dict[str, object]:
         try:

@@ -10,6 +10,7 @@ from torch import Tensor
 __all__ = ["HostCopy", "count_bytes", "on_host"]
 
 T = TypeVar("T")
+_UNCHANGING = frozenset({bool, int, float, str, type(None)})
 
 
 class HostCopy:
@@ -25,6 +26,8 @@ class HostCopy:
         self._twins: dict[tuple[object, ...], Tensor] = {}
         self._event: torch.cuda.Event | None = None
         self._on_device = False
+        self.bytes = 0
+        """Of all tensors of the last copy; shared ones count once."""
 
     def take(self, state: Mapping[str, T]) -> dict[str, T]:
         """Give a copy that shares nothing with the state.
@@ -35,7 +38,7 @@ class HostCopy:
             state: nested dicts, lists and tuples of tensors and plain values.
         """
         self._twins.clear()
-        self._event, self._on_device = None, False
+        self._event, self._on_device, self.bytes = None, False, 0
         copied: dict[str, T] = _map(dict(state), self._copy, "")
         if self._on_device:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -50,6 +53,7 @@ class HostCopy:
 
     def _copy(self, tensor: Tensor, place: str) -> Tensor:
         if tensor.layout is not torch.strided:
+            self.bytes += tensor.nbytes
             return tensor.cpu().clone()
         # Tied weights stay tied in the file, and are copied once.
         identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
@@ -59,6 +63,7 @@ class HostCopy:
         buffer = self._buffer(tensor, place)
         buffer.copy_(tensor, non_blocking=True)
         self._twins[identity] = buffer
+        self.bytes += buffer.nbytes
         self._on_device = self._on_device or tensor.is_cuda
         return buffer
 
@@ -109,4 +114,4 @@ def _map(
         return type(value)(
             _map(item, change, f"{place}/{index}") for index, item in enumerate(value)
         )
-    return copy.deepcopy(value)
+    return value if type(value) in _UNCHANGING else copy.deepcopy(value)
