@@ -142,14 +142,12 @@ def hit(pages: Pages, schedule: "Schedule") -> dict[str, list[float]]:
     for number in range(1, int(schedule.wall_s / schedule.gap_s) + 1):
         kind = KINDS[(number - 1) % len(KINDS)]
         schedule.sleep(begin + (number - 0.5) * schedule.gap_s - time.time())
-        if (
-            time.time() >= end
-            or (at := _strike(pages, kind, luck.randrange(2))) is None
-        ):
+        rank, old = luck.randrange(2), pages.pids()  # before one of them is killed
+        if time.time() >= end or (at := _strike(pages, kind, rank)) is None:
             continue
-        seconds = _wait(pages, pages.pids(), schedule, end)
-        if seconds is not None:
-            back.setdefault(kind, []).append(seconds - at)
+        found = _wait(pages, old, at, schedule, end)
+        if found is not None:
+            back.setdefault(kind, []).append(found - at)
     schedule.sleep(end - time.time())
     return back
 
@@ -168,21 +166,15 @@ def _strike(pages: Pages, kind: str, rank: int) -> float | None:
 
 
 def _wait(
-    pages: Pages, old: Sequence[int], schedule: "Schedule", end: float
+    pages: Pages, old: Sequence[int], at: float, schedule: "Schedule", end: float
 ) -> float | None:
+    """Give when a rank 0 that was not there at a blow finished a step after it."""
     while time.time() < end:
-        at = pages.first_step([*old, *_earlier(pages, old)])
-        if at is not None:
-            return at
+        for when, _, pid in pages.steps():
+            if when > at and pid not in old:
+                return when
         schedule.sleep(0.1)
     return None
-
-
-def _earlier(pages: Pages, old: Sequence[int]) -> set[int]:
-    """Give rank 0's pids up to those that live now: only a newer one counts."""
-    found = [pid for _, _, pid in pages.steps()]
-    last = max((i for i, pid in enumerate(found) if pid in old), default=-1)
-    return set(found[: last + 1])
 
 
 def rate(pages: Pages, wall_s: float) -> float:
