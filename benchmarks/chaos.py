@@ -153,7 +153,7 @@ CAUSES: dict[str, Callable[[Scene], None]] = {
 
 
 def main() -> int:
-    """Hit as often as asked; exit code 1 if a run ended with other bits or not."""
+    """Hit as often as asked; exit code 1 if a run hung or has other bits."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
     parser.add_argument("hits", type=int, nargs="?", default=50)
     parser.add_argument("--seed", type=int, default=int(time.time()))

@@ -33,11 +33,11 @@ def was_not_started(reason: str) -> bool:
 def lift_hold(job_id: str, run: Runner = run_program) -> bool:
     """Let a held job start ten seconds after its requeue; may be called again.
 
-    One that a node could not start is released.
+    One that a node could not start is released, which is all that it waits for.
 
-    Not at once: slurmd says "Job 1 already killed, do not launch batch job", and the
-    job is FAILED for good (seen on 22.05, lifted 0.3 s after the requeue). All times
-    are the controller's, whatever the clock here says.
+    The others do not start at once: slurmd says "Job 1 already killed, do not launch
+    batch job", and the job is FAILED for good (seen on 22.05, lifted 0.3 s after the
+    requeue). All times are the controller's, whatever the clock here says.
 
     Returns:
         False if Slurm refuses, or does not say when the job was requeued.
