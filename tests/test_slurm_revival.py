@@ -72,13 +72,15 @@ def test_job_that_a_node_could_not_start_is_released(
     cluster.run(["scancel", earlier])
     spool = Path(cluster.parameters.root) / "spool"
     obstacles = [spool / node / f"job{int(earlier) + 1:05}" for node in cluster.nodes]
-    for obstacle in obstacles:
-        obstacle.touch()
-    done = verb(cluster, home, "submit", "job.yaml", "--new", "--nodes", "2")
-    job_id, path = done.out.strip().split("\t")
-    wait_until(lambda: "launch_failed" in cluster.show_job(job_id)["Reason"], 60)
-    for obstacle in obstacles:
-        obstacle.unlink()
+    try:
+        for obstacle in obstacles:
+            obstacle.touch()
+        done = verb(cluster, home, "submit", "job.yaml", "--new", "--nodes", "2")
+        job_id, path = done.out.strip().split("\t")
+        wait_until(lambda: "launch_failed" in cluster.show_job(job_id)["Reason"], 60)
+    finally:
+        for obstacle in obstacles:
+            obstacle.unlink()
     assert "holds the job until somebody releases it" in one_line(
         verb(cluster, home, "why", path).out
     )
