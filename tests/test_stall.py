@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterddp.launch.stacks import collect_here, find_silent, stacks_directory
+from clusterddp.launch import stacks
+from clusterddp.launch.stacks import (
+    collect_here,
+    collect_stacks,
+    find_silent,
+    stacks_directory,
+)
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.stall import StallClock
 from tests.runs import ROOT, wait_until
@@ -102,9 +108,13 @@ hang_here()
 
 
 def test_stacks_of_the_ranks_that_answer_and_a_word_on_those_that_do_not(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank hangs and answers, one stands still: /proc says `stopped`."""
+    """One rank hangs and answers, one stands still: /proc says `stopped`.
+
+    Nobody waits for the one that cannot answer, which here would take 15 minutes.
+    """
+    monkeypatch.setattr(stacks, "_ANSWER_S", 900.0)
     run = RunDirectory(tmp_path / "run")
     attempt = run.attempt(0)
     attempt.path.mkdir(parents=True)
@@ -123,6 +133,27 @@ def test_stacks_of_the_ranks_that_answer_and_a_word_on_those_that_do_not(
     words = json.loads((directory / "silent-0001.json").read_text())
     assert words["pid"] == ranks[1].pid
     assert "stopped" in words["threads"][str(ranks[1].pid)]["state"]
+
+
+def test_nobody_is_asked_through_a_rank_0_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 passes the question on: the others get their signal at once instead."""
+    monkeypatch.setattr(stacks, "_ASKING_S", 900.0)
+    run = RunDirectory(tmp_path / "run")
+    attempt = run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    ranks = [start_rank(run, attempt, tmp_path / f"ready-{n}", n) for n in (0, 1)]
+    try:
+        wait_until(lambda: all((tmp_path / f"ready-{n}").exists() for n in (0, 1)))
+        ranks[0].send_signal(signal.SIGSTOP)
+        collect_stacks(run, attempt, None, world_size=2)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert "in hang_here" in (stacks_directory(attempt) / "rank-0001.txt").read_text()
+    assert find_silent(attempt) == (0, os.uname().nodename)
 
 
 def start_rank(

@@ -40,6 +40,8 @@ _ASKING_S = 4.0
 _LOOK_S = 0.1
 _ANSWER_S = 3.0
 _LONGEST_S = 40.0
+Found = tuple[int, psutil.Process]
+"""A rank's number and its process."""
 
 
 def answer_on_request(attempt: AttemptDirectory, rank: int) -> None:
@@ -65,7 +67,8 @@ def collect_stacks(
             are on this machine.
         world_size: how many ranks there should be; if all tell, that is all.
     """
-    if _have_told(attempt, world_size):
+    here = [] if step is not None else list(find_ranks(run, attempt))
+    if _have_told(attempt, world_size, here):
         return
     if step is None:
         collect_here(run, attempt)
@@ -86,15 +89,24 @@ def collect_stacks(
             sink.write(f"stacks: {error}\n".encode())
 
 
-def _have_told(attempt: AttemptDirectory, world_size: int) -> bool:
-    """Ask through the store; True once that many ranks have told their stacks."""
+def _have_told(
+    attempt: AttemptDirectory, world_size: int, here: Sequence[Found]
+) -> bool:
+    """Ask through the store; True once that many ranks have told their stacks.
+
+    Those on this machine that stand still are not waited for, and nobody is if rank 0
+    does: it is the one that passes the question on.
+    """
     directory = stacks_directory(attempt)
     with contextlib.suppress(OSError):
         ask(directory)
         deadline = time.monotonic() + _ASKING_S
         while time.monotonic() < deadline:
-            if len(list_told(directory)) >= world_size:
+            told, still = list_told(directory), _find_still(here)
+            if len(told) >= world_size:
                 return True
+            if 0 in still or len(told | still) >= world_size:
+                break
             time.sleep(_LOOK_S)
     return False
 
@@ -105,13 +117,39 @@ def collect_here(run: RunDirectory, attempt: AttemptDirectory) -> None:
     told = list_told(directory)
     ranks = [found for found in find_ranks(run, attempt) if found[0] not in told]
     for _, process in ranks:
-        process.send_signal(signal.SIGQUIT)
-    time.sleep(_ANSWER_S)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGQUIT)
+    deadline = time.monotonic() + _ANSWER_S
+    while _awaited(directory, ranks) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    time.sleep(_LOOK_S)  # for the rest of an answer that has begun
     for rank, process in ranks:
-        answer = rank_file(directory, rank)
-        if not answer.exists() or answer.stat().st_size == 0:
+        if not _has_answered(directory, rank):
             words = {"rank": rank, "host": socket.gethostname(), **_describe(process)}
             write_json(directory / f"silent-{rank:04d}.json", words)
+
+
+def _awaited(directory: Path, ranks: Sequence[Found]) -> set[int]:
+    """Give the ranks that may still answer."""
+    asked = {rank for rank, _ in ranks if not _has_answered(directory, rank)}
+    return asked - _find_still(ranks)
+
+
+def _has_answered(directory: Path, rank: int) -> bool:
+    answer = rank_file(directory, rank)
+    return answer.exists() and answer.stat().st_size > 0
+
+
+def _find_still(ranks: Sequence[Found]) -> set[int]:
+    """Give the ranks that are stopped or gone, and answer nobody."""
+    return {rank for rank, process in ranks if _is_still(process)}
+
+
+def _is_still(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def find_silent(attempt: AttemptDirectory) -> tuple[int, str] | None:
