@@ -72,7 +72,9 @@ def _ours(cluster: Cluster, home: Path) -> Submitted:
 
 def _torchrun(cluster: Cluster, home: Path) -> Submitted:
     python = cluster.python_for_user()
+    # The switch: a restart must not find a dead rank's address (pytorch#135712).
     command = (
+        "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; "
         f"exec srun --ntasks=1 --cpus-per-task=2 {python} -m torch.distributed.run"
         f" --standalone --nproc-per-node=2 --max-restarts=100 -m benchmarks.peers.plain"
         f" {home} --pause {PAUSE_S}"
