@@ -12,6 +12,7 @@ import pytest
 from clusterddp.config.schema import Job
 from clusterddp.errors import LaunchError
 from clusterddp.launch.environment import rank_environment
+from clusterddp.launch.plan import AgentPlan
 from clusterddp.launch.process import RankProcess
 from clusterddp.launch.rank import describe_failure
 from clusterddp.launch.step import local_command, probe_command, step_command
@@ -116,6 +117,32 @@ def test_local_command(launcher: str, module: str) -> None:
     assert local_command(local, RUN, "python")[:4] == [
         *("python", "-m", module, str(RUN.path)),
     ]
+
+
+@pytest.mark.parametrize("cluster", ["local", "slurm"])
+@pytest.mark.parametrize("ports", [None, "20000-20100"])
+def test_agent_reads_its_plan_as_it_was_written(
+    cluster: str, ports: str | None
+) -> None:
+    """All ranks of this machine, or those of one node; every word comes back."""
+    values = {
+        "name": "a.b",
+        "launcher": "pytorch",
+        "cluster": cluster,
+        "slurm": {"nodes": 2, "tasks_per_node": 3},
+        "dist_params": {"port_range": ports, "rendezvous_timeout": "7m"},
+        "log": {"ranks": 0},
+    }
+    plan = AgentPlan.of(Job.model_validate(values), RUN.path)
+    assert plan.ranks == (6 if cluster == "local" else 3)
+    assert (plan.wait_s, plan.ports, plan.output) == (420, ports, "0")
+    assert AgentPlan.read(plan.words()) == plan
+
+
+def test_agent_starts_its_ranks_without_pydantic() -> None:
+    """Its import would delay every local start and restart by 0.2 s."""
+    code = "import sys, clusterddp.launch.agent; sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_rank_environment(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from clusterddp.dist.client import COOKIE, connect, with_short_lookups
 from clusterddp.dist.world import World
 from clusterddp.errors import RendezvousError
 
-__all__ = ["Meeting", "Place", "meet", "meet_store", "meeting_place"]
+__all__ = ["Meeting", "Place", "host_store", "meet", "meet_store", "meeting_place"]
 
 _PAUSE_S = 0.2
 _GRACE_S = 30.0
@@ -147,13 +147,33 @@ def meet_store(
     return meeting.store
 
 
-def _host(place: Place, world_size: int, timeout: timedelta) -> Meeting:
-    if place.ports and not place.fixed:
-        server = listen_within(place.ports, loopback=place.loopback)
+def host_store(
+    timeout: timedelta, *, port: int = 0, ports: PortRange | None, loopback: bool
+) -> TCPStore:
+    """Give a store that listens here, for whoever is told its port.
+
+    Args:
+        timeout: of its operations.
+        port: where it listens; 0 for any.
+        ports: where it may listen; None for anywhere.
+        loopback: whether it is for this host alone.
+
+    Raises:
+        RendezvousError: the port is in use, or all of the range are.
+    """
+    if ports and not port:
+        server = listen_within(ports, loopback=loopback)
     else:
-        server = listen(place.fixed[1] if place.fixed else 0, loopback=place.loopback)
-    port = server.getsockname()[1]
-    store = _open(server, port, timeout)
+        server = listen(port, loopback=loopback)
+    return _open(server, server.getsockname()[1], timeout)
+
+
+def _host(place: Place, world_size: int, timeout: timedelta) -> Meeting:
+    fixed = place.fixed[1] if place.fixed else 0
+    store = host_store(
+        timeout, port=fixed, ports=place.ports, loopback=place.loopback
+    )
+    port = store.port
     # At a fixed address nothing is published: the key, known to all ranks of
     # this step and no others, takes the place of the cookie.
     cookie = place.key if place.fixed else secrets.token_hex(16)

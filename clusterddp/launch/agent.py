@@ -7,7 +7,8 @@ in a thread, where it installs no handlers, and this process's main thread does 
 signals; ranks that stopped together leave with 0 and the outcome is read from
 their verdicts.
 
-Run as `python -m clusterddp.launch.agent RUN_DIR`, by the supervisor only.
+Run as `python -m clusterddp.launch.agent RUN_DIR ...` (`plan.py`), by the supervisor
+only.
 """
 
 import logging
@@ -17,10 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import psutil
 from torch.distributed.elastic.multiprocessing.api import (
@@ -29,28 +27,19 @@ from torch.distributed.elastic.multiprocessing.api import (
     SubprocessContext,
 )
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousParameters,
-    rendezvous_handler_registry,
-)
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
-    C10dRendezvousBackend,
-)
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from clusterddp.config.schema import Job
 from clusterddp.dist.address import address_candidates
 from clusterddp.dist.arguments import parse_port_range
-from clusterddp.dist.rendezvous import meet_store
+from clusterddp.dist.rendezvous import host_store, meet_store
 from clusterddp.dist.world import World, world_from_environment
 from clusterddp.errors import EXIT_BUG, EXIT_STOPPED, ClusterDDPError
+from clusterddp.launch.elastic import NAME, Agents, register
 from clusterddp.launch.environment import AGENT, ATTEMPT, OUTPUT
 from clusterddp.launch.labels import LabelledOutput
 from clusterddp.launch.leaving import leave
 from clusterddp.launch.lifeline import end_with_parent
-from clusterddp.runs.changes import read_run_job
+from clusterddp.launch.plan import AgentPlan
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 from clusterddp.runs.verdict import (
     Verdict,
@@ -61,29 +50,6 @@ from clusterddp.runs.verdict import (
 
 _FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 _POLL_S = 0.1
-_NAME = "clusterddp"
-
-
-@dataclass(frozen=True)
-class _Seat:
-    """Where this agent stands among the nodes, and how many ranks it starts."""
-
-    world: World
-    ranks: int
-
-    @classmethod
-    def of(cls, job: Job, environ: Mapping[str, str]) -> "_Seat":
-        if job.where == "local":
-            return cls(world_from_environment("none", environ), job.world_size)
-        return cls(world_from_environment("slurm", environ), job.slurm.tasks_per_node)
-
-
-class _Backend(C10dRendezvousBackend):
-    """c10d on a store that we met in; torch asks that the registered name matches."""
-
-    @property
-    def name(self) -> str:
-        return _NAME
 
 
 class _Logs(LogsSpecs):
@@ -141,13 +107,13 @@ def main(arguments: list[str]) -> int:
     requests: list[int] = []
     for signum in _FORWARDED:
         signal.signal(signum, lambda number, _frame: requests.append(number))
-    run = RunDirectory(Path(arguments[0]))
+    plan = AgentPlan.read(arguments)
+    run = RunDirectory(plan.run)
     attempt = run.attempt(int(os.environ[ATTEMPT]))
-    job = read_run_job(run)
-    seat = _Seat.of(job, os.environ)
-    output = _open_output(job, attempt, seat)
-    launch = _Launch(_config(job, attempt, seat, output), _rank_command(run))
-    os.environ[AGENT], os.environ[OUTPUT] = str(os.getpid()), str(job.kept_output)
+    world = world_from_environment("none" if plan.is_local else "slurm", os.environ)
+    output = _open_output(plan, attempt, world)
+    launch = _Launch(_config(plan, attempt, world, output), _rank_command(run))
+    os.environ[AGENT], os.environ[OUTPUT] = str(os.getpid()), plan.output
     launch.start()
     while launch.is_alive():
         launch.join(_POLL_S)
@@ -158,11 +124,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _open_output(
-    job: Job, attempt: AttemptDirectory, seat: _Seat
+    plan: AgentPlan, attempt: AttemptDirectory, world: World
 ) -> LabelledOutput | None:
-    if job.kept_output != "node":
+    if plan.output != "node":
         return None
-    return LabelledOutput(attempt.node_log(seat.world.node_rank))
+    return LabelledOutput(attempt.node_log(world.node_rank))
 
 
 def _rank_command(run: RunDirectory) -> list[str]:
@@ -170,34 +136,38 @@ def _rank_command(run: RunDirectory) -> list[str]:
 
 
 def _config(
-    job: Job, attempt: AttemptDirectory, seat: _Seat, output: LabelledOutput | None
+    plan: AgentPlan,
+    attempt: AttemptDirectory,
+    world: World,
+    output: LabelledOutput | None,
 ) -> LaunchConfig:
     """Describe the launch to torch; the meeting itself is ours."""
-    wait_s = int(job.dist_params.rendezvous_timeout)
-    nodes = seat.world.num_nodes
-    run_id = f"{job.name}-{attempt.path.name}"
-
-    def handler(parameters: RendezvousParameters) -> RendezvousHandler:
-        wait = timedelta(seconds=wait_s)
-        ports = parse_port_range(job.dist_params.port_range)
-        store = meet_store(
-            attempt.rendezvous, seat.world, wait, name="agents", ports=ports
-        )
-        backend = _Backend(store, parameters.run_id)
-        return create_handler(store, backend, parameters)
-
-    rendezvous_handler_registry.register(_NAME, handler)
+    agents = _agents(plan, attempt, world)
+    register(agents)
     return LaunchConfig(
-        min_nodes=nodes,
-        max_nodes=nodes,
-        nproc_per_node=seat.ranks,
-        run_id=run_id,
-        rdzv_backend=_NAME,
-        rdzv_configs={"join_timeout": wait_s, "last_call_timeout": 1},
+        min_nodes=agents.count,
+        max_nodes=agents.count,
+        nproc_per_node=plan.ranks,
+        run_id=f"{plan.name}-{attempt.path.name}",
+        rdzv_backend=NAME,
         max_restarts=0,
         monitor_interval=_POLL_S,
         logs_specs=_Logs(output),
-        local_addr=address_candidates(os.environ, loopback=nodes == 1)[0],
+        local_addr=agents.address,
+    )
+
+
+def _agents(plan: AgentPlan, attempt: AttemptDirectory, world: World) -> Agents:
+    wait, ports = timedelta(seconds=plan.wait_s), parse_port_range(plan.ports)
+    is_alone = world.num_nodes == 1
+    return Agents(
+        rank=world.rank,
+        count=world.num_nodes,
+        address=address_candidates(os.environ, loopback=is_alone)[0],
+        meet=lambda: meet_store(
+            attempt.rendezvous, world, wait, name="agents", ports=ports
+        ),
+        host=lambda: host_store(wait, ports=ports, loopback=is_alone),
     )
 
 

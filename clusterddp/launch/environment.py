@@ -1,9 +1,12 @@
 """The environment that the ranks of an attempt start with; a pure function."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from clusterddp.config.schema import Job
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
+
+if TYPE_CHECKING:  # pydantic's part of the house, which agents do without
+    from clusterddp.config.schema import Job
 
 __all__ = ["AGENT", "ATTEMPT", "LAUNCHER", "OUTPUT", "RUN_DIR", "rank_environment"]
 
@@ -24,7 +27,7 @@ _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 def rank_environment(
     environ: Mapping[str, str],
-    job: Job,
+    job: "Job",
     run: RunDirectory,
     attempt: AttemptDirectory,
 ) -> dict[str, str]:

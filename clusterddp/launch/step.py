@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from clusterddp.config.schema import Job
+from clusterddp.launch.plan import AgentPlan
 from clusterddp.runs.directory import AttemptDirectory, RunDirectory
 
 __all__ = ["local_command", "probe_command", "step_command"]
@@ -143,6 +144,7 @@ def _program(job: Job, run: RunDirectory, python: Sequence[str]) -> list[str]:
         [*python, "-m", "clusterddp.launch.prepare"] if job.slurm.setup_node else []
     )
     if job.launcher == "pytorch":
-        return [*prepare, *python, "-m", "clusterddp.launch.agent", str(run.path)]
+        plan = AgentPlan.of(job, run.path).words()
+        return [*prepare, *python, "-m", "clusterddp.launch.agent", *plan]
     words = ["-m", "clusterddp.train", str(run.path), "--launcher", job.launcher]
     return [*prepare, *python, *words]
