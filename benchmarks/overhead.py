@@ -1,12 +1,11 @@
 """What a step costs beside the hand-written loop: ours, and the peers'.
 
-    python -m benchmarks.overhead [--quick] [--blocks 6]
+    python -m benchmarks.overhead [--quick]
 
 The ranks stay up while all loops train the same model on the same batches, in
 interleaved blocks (`benchmarks/loops.py`). What is compared is the time between two
-calls of the loss function, a mean over a block without its slowest twentieth. A block
-is void, and ends the measurement, if our final weights differ from the hand-written
-loop's in one bit.
+calls of the loss function. A block is void, and ends the measurement, if our final
+weights differ from the hand-written loop's in one bit.
 """
 
 import argparse
@@ -23,24 +22,23 @@ from tests.runs import ROOT, clean_environ
 
 _DEADLINE_S = 900
 # Alone, without gloo's spread of hundreds of us, the loop itself can be seen.
-# The peers, which need most of the time, are asked with two ranks.
+# The peers, which need most of the time, are asked with two ranks. Model, ranks,
+# blocks, peers:
 _QUESTIONS = [
-    *(("tiny", 1, False), ("tiny", 2, True), ("tiny", 4, False)),
-    *(("small", 1, False), ("small", 2, True), ("small", 4, False)),
-    ("50 ms", 2, False),
+    *(("tiny", 1, 12, False), ("tiny", 2, 8, True), ("tiny", 4, 5, False)),
+    *(("small", 1, 7, False), ("small", 2, 4, True), ("small", 4, 3, False)),
+    ("50 ms", 2, 3, False),
 ]
 
 
 def main() -> None:
     """Ask for each model and number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=4)
     given = arguments(parser)
-    blocks = 2 if given.quick else given.blocks
     questions = _QUESTIONS[:1] if given.quick else _QUESTIONS
     asked = "What does a step cost beside the same in a hand-written loop?"
     with record("overhead", asked, given.results) as results:
-        for model, ranks, peers in questions:
+        for model, ranks, blocks, peers in questions:
             results.append(ask(model, ranks, blocks, peers=peers))
 
 
