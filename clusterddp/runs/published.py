@@ -15,12 +15,12 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from clusterddp.errors import CheckpointError
 from clusterddp.files import read_json
+from clusterddp.runs.checksums import sum_files
 
 __all__ = [
     "FORMAT",
@@ -36,7 +36,6 @@ __all__ = [
 MANIFEST = "manifest.json"
 FORMAT = 1
 _WHOLE = re.compile(r"step-\d{8,}")
-_BLOCK = 1 << 22
 _PAGE = 4096
 
 
@@ -73,10 +72,9 @@ def verify(path: Path) -> dict[str, Any]:
     """
     manifest = _read_manifest(path)
     files: dict[str, Mapping[str, int]] = manifest["files"]
-    # Reading and summing leave the interpreter to others: two large files at a time.
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        for _ in pool.map(lambda name: _verify_file(path / name, files[name]), files):
-            pass
+    found = sum_files([path / name for name in files])
+    for name, expected in files.items():
+        _check(path / name, found[path / name], expected)
     return manifest
 
 
@@ -118,15 +116,16 @@ def _say_what_is_there(path: Path) -> str:
     )
 
 
-def _verify_file(path: Path, expected: Mapping[str, int]) -> None:
-    try:
-        size, crc = _sum_up(path)
-    except FileNotFoundError as error:
+def _check(
+    path: Path, found: tuple[int, int] | OSError, expected: Mapping[str, int]
+) -> None:
+    if isinstance(found, FileNotFoundError):
         raise CheckpointError(
             f"{path}: missing, though the manifest names it: half deleted"
-        ) from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
+        ) from found
+    if isinstance(found, OSError):
+        raise CheckpointError(f"{path}: {found.strerror}") from found
+    size, crc = found
     if size != expected["bytes"]:
         word = "truncated" if size < expected["bytes"] else "longer than written"
         raise CheckpointError(
@@ -137,15 +136,6 @@ def _verify_file(path: Path, expected: Mapping[str, int]) -> None:
             f"{path}: checksum {crc:08x}, expected {expected['crc32']:08x}: "
             f"{_describe_damage(path)}"
         )
-
-
-def _sum_up(path: Path) -> tuple[int, int]:
-    size, crc = 0, 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            crc = zlib.crc32(block, crc)
-            size += len(block)
-    return size, crc
 
 
 def _describe_damage(path: Path) -> str:
