@@ -26,8 +26,8 @@ _DEADLINE_S = 900
 # blocks, peers:
 _QUESTIONS = [
     *(("tiny", 1, 12, False), ("tiny", 2, 8, True), ("tiny", 4, 5, False)),
-    *(("small", 1, 7, False), ("small", 2, 4, True), ("small", 4, 3, False)),
-    ("50 ms", 2, 3, False),
+    *(("small", 1, 7, False), ("small", 2, 6, True), ("small", 4, 5, False)),
+    ("50 ms", 2, 4, False),
 ]
 
 

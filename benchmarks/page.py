@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS
+from benchmarks.harness import RESULTS, again
 from benchmarks.result import Result, Row, ceiling
 
 _HERE = Path(__file__).resolve().parent
@@ -64,8 +64,8 @@ def machine(answers: Mapping[str, dict[str, Any]]) -> str:
 def verdicts(answers: Mapping[str, dict[str, Any]]) -> str:
     """Give one line for each target: met or missed, and by how much."""
     lines = [
-        "| question | what | found | target | |",
-        "| --- | --- | ---: | ---: | --- |",
+        "| question | what | found | target | | baseline again |",
+        "| --- | --- | ---: | ---: | --- | ---: |",
     ]
     for name, answer in answers.items():
         for result in map(from_json, answer["results"]):
@@ -85,7 +85,19 @@ def _verdict(name: str, result: Result, row: Row) -> str:
     shown = f"{number(found, sign)} {result.unit}"
     word = "met" if row.is_met else f"**missed by {_excess(row)} {result.unit}**"
     what = f"{result.question}: {row.name}"
-    return f"| [{name}](#{name}) | {what} | {shown} | {ceiling(row)} | {word} |"
+    cells = [f"[{name}](#{name})", what, shown, ceiling(row), word]
+    return f"| {' | '.join([*cells, _control(result, row)])} |"
+
+
+def _control(result: Result, row: Row) -> str:
+    """Give how far the baseline may be from itself, where a difference is judged."""
+    if row.limit is not None or result.baseline is None:
+        return ""
+    rows = {one.name: one for one in result.rows}
+    control = rows.get(again(result.baseline))
+    if control is None or control.difference_interval is None:
+        return ""
+    return f"{_interval(control.difference_interval, '+')} {result.unit}"
 
 
 def _excess(row: Row) -> str:

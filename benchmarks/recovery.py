@@ -45,7 +45,7 @@ def main() -> None:
     given = arguments(parser)
     names = [name for name in CONTENDERS if (given.only or "") in name]
     with record("recovery", ASKED, given.results) as results:
-        results.append(reading(96 if given.quick else 1024, 2 if given.quick else 5))
+        results.append(reading(96 if given.quick else 1024, 2 if given.quick else 9))
         with real_cluster() as cluster:
             blows(cluster, names, 1 if given.quick else 3, results)
 
