@@ -18,6 +18,7 @@ from clusterddp.dist.address import (
 from clusterddp.dist.arguments import PortRange
 from clusterddp.dist.arrival import Arrival, node_tasks, roll_call
 from clusterddp.dist.rendezvous import Meeting, meet, meeting_place
+from clusterddp.dist.restart import agree_on_start, outlives_ranks
 from clusterddp.dist.world import World
 from clusterddp.errors import RendezvousError
 
@@ -46,20 +47,26 @@ def assemble(
     backend: str,
     device: torch.device,
     terms: Terms,
-) -> tuple[Store, Variables]:
+) -> tuple[Store, str, Variables]:
     """Open the store that all ranks share, and see that all of them are there.
 
-    Gives the store, and the environment variables to set (None: to remove).
+    Gives the store, what to append to names in it that are for this meeting alone,
+    and the environment variables to set (None: to remove).
 
     Raises:
         RendezvousError: the ranks did not meet; it names those missing.
     """
     variables: Variables = {}
     base, master, meeting = _open_store(world, terms)
+    suffix = f".{terms.generation}" if terms.generation else ""
     try:
         if world.world_size > 1:
+            if world.launcher == "pytorch" and outlives_ranks(os.environ):
+                store = PrefixStore(f"clusterddp/start{suffix}", base)
+                suffix += f".{agree_on_start(store, world, terms.timeout)}"
             me = _introduce(world, backend, device, master)
-            came = _call_roll(base, me, world.launcher, terms)
+            roll = PrefixStore(f"clusterddp/roll{suffix}", base)
+            came = _call_roll(roll, me, world.launcher, terms.timeout)
             variables |= _gloo_interface(me, world, came)
     finally:
         # Also where somebody is missing: a record must not outlive its server.
@@ -67,7 +74,7 @@ def assemble(
             meeting.close()
     if world.launcher == "slurm":
         variables |= _usual_variables(world, master, meeting.port if meeting else 0)
-    return base, variables
+    return base, suffix, variables
 
 
 def _open_store(world: World, terms: Terms) -> tuple[Store, str, Meeting | None]:
@@ -81,11 +88,12 @@ def _open_store(world: World, terms: Terms) -> tuple[Store, str, Meeting | None]
     return meeting.store, meeting.address, meeting
 
 
-def _call_roll(base: Store, me: Arrival, launcher: str, terms: Terms) -> list[Arrival]:
-    roll = PrefixStore(f"clusterddp/roll.{terms.generation}", base)
+def _call_roll(
+    roll: Store, me: Arrival, launcher: str, timeout: timedelta
+) -> list[Arrival]:
     # torchrun numbers its groups in an order of its own, not that of the nodes.
     nodes = node_tasks(os.environ) if launcher == "slurm" else []
-    return roll_call(roll, me, nodes, terms.timeout)
+    return roll_call(roll, me, nodes, timeout)
 
 
 def _env_store(timeout: timedelta) -> Store:

@@ -146,8 +146,7 @@ def _meet_and_form(
 ) -> Session:
     device = choose_device(backend, world, os.environ)
     check_interface_names(os.environ, list(psutil.net_if_addrs()))
-    suffix = f".{terms.generation}" if terms.generation else ""
-    base, variables = assemble(world, backend, device, terms)
+    base, suffix, variables = assemble(world, backend, device, terms)
     base.set_timeout(limit)
     exports = Exports()
     try:
