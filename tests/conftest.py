@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,12 @@ _PARAMETERS = ClusterParameters(
     else "linuxproc",
     cred_expire=_HOLD,
 )
+
+
+# What a shell starts in the background ignores Ctrl-C, and so would all programs that
+# the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
