@@ -1,10 +1,12 @@
 """When silence is a stall: the clock alone, and stacks of real processes."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,16 +119,9 @@ def test_stacks_of_the_ranks_that_answer_and_a_word_on_those_that_do_not(
     monkeypatch.setattr(stacks, "_ANSWER_S", 900.0)
     run = RunDirectory(tmp_path / "run")
     attempt = run.attempt(0)
-    attempt.path.mkdir(parents=True)
-    ranks = [start_rank(run, attempt, tmp_path / f"ready-{n}", n) for n in (0, 1)]
-    try:
-        wait_until(lambda: all((tmp_path / f"ready-{n}").exists() for n in (0, 1)))
+    with two_ranks(run, attempt) as ranks:
         ranks[1].send_signal(signal.SIGSTOP)
         collect_here(run, attempt)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
     directory = stacks_directory(attempt)
     assert "in hang_here" in (directory / "rank-0000.txt").read_text()
     assert find_silent(attempt) == (1, os.uname().nodename)
@@ -142,18 +137,28 @@ def test_nobody_is_asked_through_a_rank_0_that_stands_still(
     monkeypatch.setattr(stacks, "_ASKING_S", 900.0)
     run = RunDirectory(tmp_path / "run")
     attempt = run.attempt(0)
-    attempt.path.mkdir(parents=True)
-    ranks = [start_rank(run, attempt, tmp_path / f"ready-{n}", n) for n in (0, 1)]
-    try:
-        wait_until(lambda: all((tmp_path / f"ready-{n}").exists() for n in (0, 1)))
+    with two_ranks(run, attempt) as ranks:
         ranks[0].send_signal(signal.SIGSTOP)
         collect_stacks(run, attempt, None, world_size=2)
+    assert "in hang_here" in (stacks_directory(attempt) / "rank-0001.txt").read_text()
+    assert find_silent(attempt) == (0, os.uname().nodename)
+
+
+@contextlib.contextmanager
+def two_ranks(
+    run: RunDirectory, attempt: AttemptDirectory
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start two processes that look like ranks, and wait until both hang."""
+    attempt.path.mkdir(parents=True)
+    ready = [run.path / f"ready-{rank}" for rank in (0, 1)]
+    ranks = [start_rank(run, attempt, path, n) for n, path in enumerate(ready)]
+    try:
+        wait_until(lambda: all(path.exists() for path in ready))
+        yield ranks
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    assert "in hang_here" in (stacks_directory(attempt) / "rank-0001.txt").read_text()
-    assert find_silent(attempt) == (0, os.uname().nodename)
 
 
 def start_rank(
