@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from clusterddp.dist.restart import agree_on_start, outlives_ranks
 from clusterddp.dist.world import World, world_from_environment
@@ -88,6 +88,15 @@ def test_who_does_not_come_is_named_on_both_sides() -> None:
         agree_on_start(HashStore(), world(0, 3), short)
     with pytest.raises(RendezvousError, match="rank 1 got no answer from rank 0"):
         agree_on_start(HashStore(), world(1, 3), short)
+
+
+def test_rank_0_without_its_store_does_not_blame_itself() -> None:
+    """The agent that holds the store may go before the ranks do."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    del server
+    with pytest.raises(RendezvousError, match="rank 0 lost torchrun's store"):
+        agree_on_start(client, world(0, 2), PATIENCE)
 
 
 @pytest.mark.parametrize(

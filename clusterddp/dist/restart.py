@@ -1,6 +1,6 @@
 """A name for this start of the ranks, where they meet in a store that outlives them.
 
-torchrun 2.13 keeps one store for all its restarts (pytorch#135712): what dead ranks left
+torchrun 2.13 keeps one store for all restarts (pytorch#135712): what dead ranks left
 there, arrivals and gloo's addresses, would be taken for the new ones'. Its own count of
 restarts is no name for them: each node has its own. So the ranks agree on a new one.
 """
@@ -42,10 +42,14 @@ def agree_on_start(store: Store, world: World, timeout: timedelta) -> str:
             return _answer(store, world.world_size, timeout)
         return _ask(store, world.rank, timeout)
     except DistError as error:
+        reason = str(error).splitlines()[0]
         message = (
             f"rendezvous: rank {world.rank} got no answer from rank 0 within "
-            f"{timeout.total_seconds():g} s ({str(error).splitlines()[0]}); see the "
-            "log of rank 0 for the reason"
+            f"{timeout.total_seconds():g} s ({reason}); see the log of rank 0 for the "
+            "reason"
+            if world.rank
+            else f"rendezvous: rank 0 lost torchrun's store while it waited for the "
+            f"others ({reason}); see what torchrun says on its first node"
         )
         raise RendezvousError(message) from error
 
@@ -72,7 +76,7 @@ def _answer(store: Store, world_size: int, timeout: timedelta) -> str:
         missing = {r for r in missing if not store.check([f"thanks/{word}/{r}"])}
         if missing and time.monotonic() > deadline:
             raise RendezvousError(_describe(missing, world_size, timeout))
-        time.sleep(_PAUSE_S if missing else 0)
+        time.sleep(_PAUSE_S)
     return word
 
 
