@@ -4,6 +4,7 @@ A rank starts in a few ms this way instead of 3 s. Ranks meet as under srun, wit
 the launcher `slurm` on one node; each one's output goes to a file.
 """
 
+import contextlib
 import faulthandler
 import hashlib
 import itertools
@@ -74,7 +75,9 @@ class Ranks:
         """Send a signal to one rank, if it is still there."""
         process = self.processes[rank]
         if process.is_alive() and process.pid is not None:
-            os.kill(process.pid, number)
+            # The fork server may reap it between the question and the signal.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
 
     def end_rest(self, after_s: float = 2.0) -> None:
         """End the ranks as srun --kill-on-bad-exit does after one has died."""
