@@ -150,6 +150,42 @@ def test_second_meeting_under_the_pytorch_launcher(ranks: int) -> None:
     ] * ranks
 
 
+def test_second_meeting_while_rank_0_still_leaves_the_first() -> None:
+    """The others find the old store open, see it close, and come to the new one."""
+
+    def body() -> object:
+        world = init_dist(rendezvous_timeout=timedelta(seconds=20))
+        held = [default_store()] if world.rank == 0 else []
+        shutdown()
+        time.sleep(0.5 * len(held))
+        held.clear()
+        return train()["sum"]
+
+    with free_port() as port:
+        environs = [torchrun_environ(r, 3, port.number) for r in range(3)]
+        outcomes = run_ranks(body, environs)
+    assert [outcome.error for outcome in outcomes] == [""] * 3
+    assert [outcome.value for outcome in outcomes] == [6.0] * 3
+
+
+def test_second_meeting_that_rank_0_never_comes_to() -> None:
+    """The others say so, as at a first one."""
+
+    def body() -> object:
+        rank = init_dist(rendezvous_timeout=timedelta(seconds=2)).rank
+        shutdown()
+        if rank:
+            init_dist(rendezvous_timeout=timedelta(seconds=2))
+        return rank
+
+    with free_port() as port:
+        environs = [torchrun_environ(r, 2, port.number) for r in range(2)]
+        first, second = run_ranks(body, environs)
+    assert first.error == ""
+    assert second.error.startswith("RendezvousError: rendezvous: ")
+    assert second.seconds < 15
+
+
 def test_alone_without_any_launcher() -> None:
     (seen,) = seen_by([{}])
     assert (seen["sum"], seen["launcher"], seen["MASTER_PORT"]) == (1.0, "none", None)

@@ -206,6 +206,29 @@ def test_too_little_time_for_a_save(tmp_path: Path) -> None:
     assert final_state(tmp_path) == straight(tmp_path / "straight", 2, settings())
 
 
+def build_on_a_slow_disk(params: Mapping[str, Any]) -> Experiment:
+    """Give the noisy experiment; what it saves takes its time until it is durable."""
+    write = disk.write_files
+
+    def write_slowly(
+        target: Path, contents: Mapping[str, object], fields: Mapping[str, object]
+    ) -> int:
+        time.sleep(params["write_s"])
+        return write(target, contents, fields)
+
+    disk.write_files = write_slowly
+    return build_noisy(params)
+
+
+def test_too_little_time_while_the_first_save_is_in_flight(tmp_path: Path) -> None:
+    """How long a save takes is not known yet, but it is more than what is left."""
+    chosen = settings(stop_at=7, time_left=0.0, write_s=2.0)
+    assert set(finish(tmp_path, 2, build_on_a_slow_disk, chosen)) == {ranks.STOPPED}
+    assert newest(tmp_path).name == "step-00000005"
+    assert set(finish(tmp_path, 2, build_noisy, chosen, at=1)) == {0}
+    assert final_state(tmp_path) == straight(tmp_path / "straight", 2, settings())
+
+
 def test_enough_time_for_a_save(tmp_path: Path) -> None:
     """It is made, as ever."""
     chosen = settings(stop_at=9, time_left=1000.0)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store
 
 from clusterddp.dist.address import (
@@ -17,10 +16,10 @@ from clusterddp.dist.address import (
 )
 from clusterddp.dist.arguments import PortRange
 from clusterddp.dist.arrival import Arrival, node_tasks, roll_call
+from clusterddp.dist.env_store import open_env_store
 from clusterddp.dist.rendezvous import Meeting, meet, meeting_place
 from clusterddp.dist.restart import agree_on_start, outlives_ranks
 from clusterddp.dist.world import World
-from clusterddp.errors import RendezvousError
 
 __all__ = ["Terms", "Variables", "assemble"]
 
@@ -79,7 +78,8 @@ def assemble(
 
 def _open_store(world: World, terms: Terms) -> tuple[Store, str, Meeting | None]:
     if world.launcher == "pytorch":
-        return _env_store(terms.timeout), os.environ["MASTER_ADDR"], None
+        store = open_env_store(world, terms.generation, terms.timeout)
+        return store, os.environ["MASTER_ADDR"], None
     if world.world_size == 1:
         return HashStore(), LOOPBACK, None
     generation, ports = terms.generation, terms.ports
@@ -94,20 +94,6 @@ def _call_roll(
     # torchrun numbers its groups in an order of its own, not that of the nodes.
     nodes = node_tasks(os.environ) if launcher == "slurm" else []
     return roll_call(roll, me, nodes, timeout)
-
-
-def _env_store(timeout: timedelta) -> Store:
-    try:
-        store: Store = next(iter(dist.rendezvous("env://", timeout=timeout)))[0]
-    except dist.DistError as error:
-        where = ":".join(os.environ[f"MASTER_{name}"] for name in ("ADDR", "PORT"))
-        message = (
-            f"rendezvous: env:// at {where} failed on rank {os.environ['RANK']} of "
-            f"{os.environ['WORLD_SIZE']}: {str(error).splitlines()[0]}; are all "
-            "ranks started, and is MASTER_PORT free on the host of rank 0?"
-        )
-        raise RendezvousError(message) from error
-    return store
 
 
 def _introduce(

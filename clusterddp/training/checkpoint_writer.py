@@ -108,8 +108,17 @@ class CheckpointWriter:
         self._idle.set()
         self._result: Result | None = None
         self._size = 0
+        self._longest_s = 0.0
+        self._began = 0.0
         self._failures = 0
         self._tried = False
+
+    @property
+    def longest_s(self) -> float:
+        """What the longest save has taken; one in flight counts as far as it is."""
+        if self._idle.is_set():
+            return self._longest_s
+        return max(self._longest_s, time.perf_counter() - self._began)
 
     def start(self, task: Task) -> None:
         """Write in a thread; `wait` must have been called for the one before.
@@ -117,6 +126,7 @@ class CheckpointWriter:
         The thread stays: starting one is a wait for it, and this one is for nothing.
         """
         self._result = Result(task.step, "the writer ended without a word", fatal=True)
+        self._began = time.perf_counter()
         self._idle.clear()
         if self._thread is None:
             self._thread = threading.Thread(
@@ -152,6 +162,7 @@ class CheckpointWriter:
         self._result = Result(task.step, error, fatal, size, seconds)
         self._tell(self._result, task.notes or {})
         if error is None:
+            self._longest_s = max(self._longest_s, seconds)
             self._try(
                 lambda: self._prune(task.step),
                 f"{self._run.checkpoints}: old ones not looked at",

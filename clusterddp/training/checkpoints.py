@@ -100,6 +100,11 @@ class Checkpoints:
             done=self._pass_on,
         )
 
+    @property
+    def longest_save_s(self) -> float:
+        """On rank 0: how long a save may take, by those so far; 0 without any."""
+        return self._writer.longest_s
+
     def call_when_done(self, function: Callable[[Result], None]) -> None:
         """Have a function told of each result, on rank 0, by the writing thread."""
         self._done = function

@@ -95,7 +95,6 @@ class Trainer:
             experiment, world, self._schedule, self._equipment, run.id
         )
         self._saved: Standing | None = None
-        self._save_s = 0.0
 
     @property
     def step(self) -> int:
@@ -233,7 +232,6 @@ class Trainer:
     def _note_result(self, result: Result) -> None:
         """Tell what is durable now, on rank 0; its writer thread calls this."""
         if result.error is None:
-            self._save_s = max(self._save_s, result.seconds)
             self._equipment.progress.update(checkpoint=result.step)
         elif result.fatal:
             self._stop.request()  # all leave together; `_leave` says why
@@ -265,11 +263,12 @@ class Trainer:
         if self._schedule.is_finished(self._at) or self._saved == self._at:
             return False
         left = self._stop.time_left() if self._world.rank == 0 else None
-        is_late = broadcast_json(left is not None and left < self._save_s)
+        needed = self._checkpoints.longest_save_s
+        is_late = broadcast_json(left is not None and left < needed)
         if is_late:
             self._equipment.progress.say(
                 f"step {self._at.step}: {left or 0:.0f} s left, too few for a save of "
-                f"{self._save_s:.0f} s; leaving with the one before"
+                f"{needed:.0f} s; leaving with the one before"
             )
         return is_late
 
