@@ -3,11 +3,12 @@
 import functools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.aftermath import look_around
 from tests.cluster import Cluster, ClusterParameters, can_run, start, stop
 
 # A slot of its own: a cluster that somebody plays with (slot 0) is not disturbed.
@@ -49,6 +50,19 @@ def cluster(_cluster: Cluster) -> Cluster:
 def home(cluster: Cluster) -> Path:
     """A directory that all nodes see and the unprivileged user may write."""
     return cluster.make_dir()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what Slurm and the runs say where a test on the cluster fails."""
+    report = yield
+    names = getattr(item, "funcargs", {})
+    if call.when == "call" and report.failed and "home" in names and "cluster" in names:
+        shown = look_around(names["cluster"], names["home"])
+        report.sections.append(("Slurm and the runs at the failure", shown))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
