@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import RESULTS, compare, measure, record
+from benchmarks.harness import RESULTS, compare, measure, record, turns
 from benchmarks.page import PAGE, TEMPLATE, read_answers, render
 from benchmarks.result import Target, table
 
@@ -62,6 +62,13 @@ def test_every_block_asks_each_variant_once_in_another_order() -> None:
     assert all(sorted(block) == ["a", "a", "b", "c"] for block in blocks)
     assert len(set(blocks)) > 1
     assert {len(values) for values in result.blocks.values()} == {8}
+
+
+def test_a_slow_machine_is_asked_less_often() -> None:
+    """As often as must be, and no more than wanted."""
+    assert list(turns(5, seconds=-1)) == [False, True, True, True]
+    assert list(turns(2, seconds=-1, warm_up=0)) == [True, True]
+    assert list(turns(5, seconds=60, warm_up=2)) == [False] * 2 + [True] * 5
 
 
 def test_a_question_that_fails_keeps_its_tables_and_says_why(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from torch.utils.data import (
     TensorDataset,
     default_collate,
 )
+from torch.utils.data._utils import worker as torch_worker
 
 from clusterddp.errors import UsageError
 from clusterddp.training import Experiment
@@ -436,14 +437,20 @@ def test_a_worker_that_dies_at_the_stop(
     assert set(finish(tmp_path, world_size, build_killed, chosen, at=1)) == {0}
 
 
+def build_with_patient_workers(params: Mapping[str, Any]) -> Experiment:
+    """Give the noisy experiment; workers look for their rank every ten minutes."""
+    torch_worker.MP_STATUS_CHECK_INTERVAL = 600.0
+    return build_noisy(params)
+
+
 @pytest.mark.parametrize(("world_size", "victim"), [(2, 1), (3, 0), (4, 2)])
 def test_a_killed_rank_is_noticed_at_once_in_spite_of_workers(
     tmp_path: Path, world_size: int, victim: int
 ) -> None:
-    """Its forked workers would keep its sockets open for seconds."""
-    chosen = settings(2)
-    chosen["train"]["epochs"] = 100
-    started = ranks.start_training(tmp_path, 0, world_size, build_noisy, chosen)
+    """Its forked workers would keep its sockets open until they look for it."""
+    chosen, build = settings(2), build_with_patient_workers
+    chosen["train"]["epochs"] = 1000
+    started = ranks.start_training(tmp_path, 0, world_size, build, chosen)
     started.wait_for("joined")
     deadline = time.monotonic() + 20
     while not list((tmp_path / "checkpoints").glob("step-????????")):
@@ -454,7 +461,7 @@ def test_a_killed_rank_is_noticed_at_once_in_spite_of_workers(
     codes = started.wait()
     assert codes.pop(victim) == -9
     assert set(codes) == {1}
-    assert time.monotonic() - killed < 4, "torch's own watchdog takes 5 s"
+    assert time.monotonic() - killed < 50
 
 
 def build_leaving(params: Mapping[str, Any]) -> Experiment:
