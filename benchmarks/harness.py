@@ -13,9 +13,11 @@ Who has measured in processes of their own gives the blocks to `compare`.
 
 import argparse
 import json
+import math
 import random
 import signal
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -26,6 +28,7 @@ from benchmarks.result import Result, Row, Target, table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RESAMPLES = 2000
+FEWEST = 3
 Variant = Callable[[], float | Sequence[float]]
 
 
@@ -41,21 +44,53 @@ def measure(  # noqa: PLR0913 - keywords, which read as a sentence
     unit: str,
     blocks: int,
     baseline: str | None = None,
+    seconds: float = math.inf,
     warm_up: int = 1,
     targets: Sequence[Target] = (),
 ) -> Result:
-    """Ask all variants in interleaved blocks; a list's median is a block's number."""
+    """Ask all variants in interleaved blocks; a list's median is a block's number.
+
+    After so many seconds no more are begun: a slow machine is asked less often.
+    """
     asked = dict(variants)
     if baseline is not None:
         asked[again(baseline)] = variants[baseline]
     luck = random.Random(question)  # noqa: S311 - an order, not a secret
     found: dict[str, list[float]] = {name: [] for name in asked}
-    for block in range(-warm_up, blocks):
+    for counts in turns(blocks, seconds, warm_up=warm_up):
         for name in luck.sample(list(asked), len(asked)):
             number = _number(asked[name]())
-            if block >= 0:
+            if counts:
                 found[name].append(number)
     return compare(question, found, unit=unit, baseline=baseline, targets=targets)
+
+
+def turns(blocks: int, seconds: float, *, warm_up: int = 1) -> Iterator[bool]:
+    """Give for each block whether it counts: `blocks`, or fewer where they take long.
+
+    Args:
+        blocks: how many count at most.
+        seconds: after so many none is begun, once FEWEST count.
+        warm_up: how many do not count, before.
+    """
+    end = time.monotonic() + seconds
+    yield from [False] * warm_up
+    for block in range(blocks):
+        if block >= FEWEST and time.monotonic() > end:
+            return
+        yield True
+
+
+def repeated(call: Callable[[], object], times: int) -> Variant:
+    """Ask for the microseconds of a call that is too short to be timed alone."""
+
+    def measured() -> float:
+        begin = time.perf_counter()
+        for _ in range(times):
+            call()
+        return 1e6 * (time.perf_counter() - begin) / times
+
+    return measured
 
 
 def _number(value: float | Sequence[float]) -> float:

@@ -1,13 +1,14 @@
 """The same training by several loops, in ranks that stay up; started by overhead.py.
 
-    torchrun --nproc-per-node 2 -m benchmarks.loops MODEL BLOCKS PLACE all|ours
+    torchrun --nproc-per-node 2 -m benchmarks.loops MODEL BLOCKS SECONDS PLACE all|ours
 
 Every loop is written as its own documentation shows it, and gets the same batches
 from the same DataLoader. `tensors` is the leanest loop that we could write by hand:
 it picks its batches from the tensors. Only clusterddp and the last Lightning log.
 
 A step's time is taken where nothing disturbed it: the lower quartile at each place
-between two log points, and the mean over these places, so that logging counts.
+between two log points, and the mean over these places, so that logging counts. Its
+CPU time is that of all threads of a rank, the mean over all steps and ranks.
 """
 
 import contextlib
@@ -33,6 +34,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.harness import turns
 from clusterddp.config.schema import Job
 from clusterddp.dist import World, init_dist, shutdown
 from clusterddp.runs.directory import RunDirectory
@@ -44,18 +46,20 @@ _LOG_EVERY = 10
 _NEVER = 10**9
 _SETTLING = 20
 # Layers, samples of a rank's batch, steps of a block.
-_MODELS = {
+MODELS = {
     "tiny": ((32, 64, 10), 32, 256),
     "small": ((256, 512, 512, 10), 64, 192),
     "50 ms": ((1024, 2048, 2048, 10), 64, 64),
 }
 Loop = Callable[["Task"], nn.Module]
 _stamps: list[float] = []
+_worked: list[float] = []
 
 
 def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
     """Give the loss, and note when it was asked for."""
     _stamps.append(time.perf_counter())
+    _worked.append(time.process_time())
     return cross_entropy(model(batch[0]), batch[1])
 
 
@@ -68,7 +72,7 @@ class Task:
     """Model and data, the same for all loops."""
 
     def __init__(self, name: str, world: World) -> None:
-        self.layers, self.batch_size, self.steps = _MODELS[name]
+        self.layers, self.batch_size, self.steps = MODELS[name]
         self.world = world
         self.whole = self.batch_size * world.world_size
         size = self.whole * min(64, self.steps)
@@ -256,49 +260,75 @@ _PEERS: dict[str, Loop] = {
 
 def main() -> None:
     """Measure in this rank; rank 0 writes what it found."""
-    name, blocks, place = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    name, blocks, seconds, place, whom = sys.argv[1:]
     warnings.filterwarnings("ignore")
     for noisy in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     torch.set_num_threads(1)
     task = Task(name, init_dist("pytorch", backend="gloo"))
-    loops = {**_LOOPS, **_PEERS} if sys.argv[4] == "all" else dict(_LOOPS)
+    loops = {**_LOOPS, **_PEERS} if whom == "all" else dict(_LOOPS)
     if name == "tiny":  # where a log point weighs most
         loops["clusterddp, no log points"] = silent
-    found = _ask_all(task, loops, blocks)
+    found = _ask_all(task, loops, int(blocks), float(seconds))
     if task.world.rank == 0:
-        (place / "found.json").write_text(json.dumps({"us": found}))
+        Path(place, "found.json").write_text(json.dumps(found))
     shutdown()
 
 
-def _ask_all(task: Task, loops: dict[str, Loop], blocks: int) -> dict[str, list[float]]:
+def _ask_all(
+    task: Task, loops: dict[str, Loop], blocks: int, seconds: float
+) -> dict[str, Any]:
     luck = random.Random(0)  # noqa: S311 - an order, and the same on all ranks
-    found: dict[str, list[float]] = {loop: [] for loop in loops}
-    for block in range(-1, blocks):
+    found: dict[str, dict[str, list[float]]] = {
+        measure: {loop: [] for loop in loops} for measure in ("us", "cpu us")
+    }
+    for counts in _told(turns(blocks, seconds)):
         bits = {}
         for loop in luck.sample(list(loops), len(loops)):
-            us, bits[loop] = _ask(task, loops[loop])
-            if block >= 0:
-                found[loop].append(us)
+            bits[loop] = _train_once(task, loops[loop])
+            if counts:
+                found["us"][loop].append(_step_us(task.steps))
+                found["cpu us"][loop].append(_cpu_us(task))
         if len({bits[HAND], bits[AGAIN], bits["clusterddp"]}) != 1:
             raise RuntimeError(f"void: the final weights differ: {bits}")
     return found
 
 
-def _ask(task: Task, loop: Loop) -> tuple[float, str]:
+def _told(turns: Iterator[bool]) -> Iterator[bool]:
+    """Give all ranks the turns of rank 0, by whose clock they end."""
+    while True:
+        told = [next(turns, None)]
+        dist.broadcast_object_list(told)
+        if told[0] is None:
+            return
+        yield told[0]
+
+
+def _train_once(task: Task, loop: Loop) -> str:
+    """Give a digest of the final weights; the stamps are left for who reads them."""
     _stamps.clear()
+    _worked.clear()
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):  # noqa: PTH123
         model = loop(task)
-    # The last steps only: some loops look at a batch before the first.
-    stamps = _stamps[_SETTLING - task.steps :]
-    gaps = [b - a for a, b in pairwise(stamps)]
-    places = [sorted(gaps[at::_LOG_EVERY]) for at in range(_LOG_EVERY)]
-    us = 1e6 * statistics.fmean(place[len(place) // 4] for place in places)
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-    dist.barrier()
-    return us, digest.hexdigest()[:12]
+    return digest.hexdigest()[:12]
+
+
+def _step_us(steps: int) -> float:
+    # The last steps only: some loops look at a batch before the first.
+    gaps = [b - a for a, b in pairwise(_stamps[_SETTLING - steps :])]
+    places = [sorted(gaps[at::_LOG_EVERY]) for at in range(_LOG_EVERY)]
+    return 1e6 * statistics.fmean(place[len(place) // 4] for place in places)
+
+
+def _cpu_us(task: Task) -> float:
+    """Give the CPU time of a step; every rank asks, which is the barrier, too."""
+    steps = task.steps - _SETTLING - 1
+    mine = torch.tensor(1e6 * (_worked[-1] - _worked[-1 - steps]) / steps)
+    dist.all_reduce(mine)
+    return mine.item() / task.world.world_size
 
 
 @contextlib.contextmanager

@@ -76,6 +76,7 @@ def ask_real(ranks: int, blocks: int) -> Result:
         },
         unit="ms",
         blocks=blocks,
+        seconds=35,
         baseline="env://, port given",
         warm_up=0,
         targets=[Target("init_dist", extra=500)],
@@ -93,6 +94,7 @@ def ask_light(sizes: Sequence[int], blocks: int) -> tuple[Result, Result]:
         variants,
         unit="ms",
         blocks=blocks,
+        seconds=60,
     )
     pairs = list(pairwise(sizes))
     growth = {

@@ -1,9 +1,9 @@
 """`python -m benchmarks.stall`: what a save costs the step that it interrupts.
 
 For a model with Adam's state, in one process: the bare copy of the same bytes between
-two buffers, our background save, torch.save with fsync and rename, and
-torch.distributed.checkpoint's async_save as it comes. Then the time of 40 steps of
-training with two saves, all durable at the end, against the same without.
+two buffers, the mere asking for the state, our background save, torch.save with fsync
+and rename, and torch.distributed.checkpoint's async_save as it comes. Then the time of
+40 steps of training with two saves, all durable at the end, against the same without.
 """
 
 import argparse
@@ -20,8 +20,9 @@ from clusterddp.dist import init_dist, shutdown
 
 ASKED = "For how long does a save keep the training waiting?"
 COPY, OURS = "copy of the same bytes", "ours, background"
-_BLOCKS = {12: 25, 96: 11, 384: 7, 1536: 3}
-_TRAINED = {12: 7, 96: 5}
+# MiB: blocks, and the seconds that they may take.
+_BLOCKS = {12: (25, 20), 96: (11, 25), 384: (7, 45), 1536: (5, 90)}
+_TRAINED = {12: (7, 20), 96: (5, 50)}
 _STEPS, _EVERY = 40, 20
 
 
@@ -39,20 +40,21 @@ def main() -> None:
         record("stall", ASKED, given.results) as results,
     ):
         for size in sizes:
-            blocks = 2 if given.quick else _BLOCKS.get(size, 5)
+            blocks, seconds = (2, 20) if given.quick else _BLOCKS.get(size, (5, 60))
             state = State(size, world, Path(place) / str(size))
             first[f"{size} MiB"] = [clock(state.ours)]
             state.finish()
-            results.extend(stalls(size, state, blocks))
+            results.extend(stalls(size, state, blocks, seconds))
             if size in _TRAINED:
-                results.append(training(size, state, min(blocks, _TRAINED[size])))
+                most, seconds = _TRAINED[size]
+                results.append(training(size, state, min(blocks, most), seconds))
         results.append(
             compare("The first save of ours, which makes its buffers", first, unit="ms")
         )
     shutdown()
 
 
-def stalls(size: int, state: State, blocks: int) -> list[Result]:
+def stalls(size: int, state: State, blocks: int, seconds: int) -> list[Result]:
     """Ask for the stall; how long until durable is noted beside."""
     ways: dict[str, Callable[[], None]] = {
         OURS: state.ours,
@@ -69,19 +71,25 @@ def stalls(size: int, state: State, blocks: int) -> list[Result]:
 
         return ask
 
+    floors: dict[str, Variant] = {
+        COPY: lambda: clock(state.copy),
+        "state_dict() alone": lambda: clock(state.values),
+    }
     stall = measure(
         f"Stall of a save of {size} MiB",
-        {COPY: lambda: clock(state.copy), **{name: asked(name) for name in ways}},
+        floors | {name: asked(name) for name in ways},
         unit="ms",
         blocks=blocks,
+        seconds=seconds,
         baseline=COPY,
         targets=[Target(OURS, ratio=1.3)],
     )
-    kept = {name: values[-blocks:] for name, values in durable.items()}
+    asked_of = {name: len(stall.blocks[name]) for name in ways}
+    kept = {name: durable[name][-count:] for name, count in asked_of.items()}
     return [stall, compare(f"The same until durable, {size} MiB", kept, unit="ms")]
 
 
-def training(size: int, state: State, blocks: int) -> Result:
+def training(size: int, state: State, blocks: int, seconds: int) -> Result:
     """Ask for the time of some steps with and without saves."""
 
     def train(save: Callable[[], object] | None) -> float:
@@ -104,6 +112,7 @@ def training(size: int, state: State, blocks: int) -> Result:
         },
         unit="ms",
         blocks=blocks,
+        seconds=seconds,
         baseline="without saves",
     )
 

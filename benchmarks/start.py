@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.harness import arguments, compare, measure, record
+from benchmarks.harness import arguments, compare, measure, record, turns
 from benchmarks.jobs import write_job, write_short_job
 from benchmarks.result import Result, Target
 from benchmarks.scene import (
@@ -81,6 +81,7 @@ def command_line(blocks: int) -> Result:
         },
         unit="ms",
         blocks=blocks,
+        seconds=15,
         baseline="python -c pass",
         targets=[
             Target("submit -h", limit=150),
@@ -108,10 +109,12 @@ def first_step(blocks: int) -> list[Result]:
         },
         unit="s",
         blocks=blocks,
+        seconds=75,
         baseline="the loop by hand, torchrun",
         targets=[Target("ours, agent", ratio=1.0)],
     )
-    kept = {name: values[-blocks:] for name, values in found.items()}
+    asked = len(whole.blocks["ours, agent"])
+    kept = {name: values[-asked:] for name, values in found.items()}
     return [whole, compare("Where ours went (agent)", kept, unit="s")]
 
 
@@ -199,6 +202,7 @@ def submission(cluster: Cluster, blocks: int) -> Result:
         {name: lambda words=words: ask(words) for name, words in commands.items()},  # type: ignore[misc]
         unit="ms",
         blocks=blocks,
+        seconds=20,
         baseline="python, submitit's submit",
     )
 
@@ -206,7 +210,7 @@ def submission(cluster: Cluster, blocks: int) -> Result:
 def on_slurm(cluster: Cluster, blocks: int) -> Result:
     """Run on the cluster until the first step; give the stages."""
     found: dict[str, list[float]] = {name: [] for name in STAGES}
-    for _ in range(blocks):
+    for _ in turns(blocks, 40, warm_up=0):
         cluster.reset()
         home, python = cluster.make_dir("bench-"), cluster.python_for_user()
         write_job(home, pause_s=0.0, environ=hooks(home))
