@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -205,6 +206,39 @@ def test_too_little_time_for_a_save(tmp_path: Path) -> None:
     assert "0 s left, too few for a save" in log
     assert set(finish(tmp_path, 2, build_noisy, chosen, at=1)) == {0}
     assert final_state(tmp_path) == straight(tmp_path / "straight", 2, settings())
+
+
+def build_standing_still(params: Mapping[str, Any]) -> Experiment:
+    """Give the noisy experiment; rank 1 stops itself when it is asked for its state."""
+
+    def stand_still(_optimizer: torch.optim.Optimizer) -> None:
+        if params["rank"] == 1 and params["attempt"] == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - torch's
+        made = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+        made.register_state_dict_pre_hook(stand_still)
+        return made
+
+    return replace(build_noisy(params), optimizer=optimizer)
+
+
+def test_who_waits_for_a_rank_to_save_is_not_saving(tmp_path: Path) -> None:
+    """A save may take half an hour; a rank that stands still before one must show."""
+    started = ranks.start_training(tmp_path, 0, 2, build_standing_still, settings())
+    victim, deadline = started.processes[1].pid, time.monotonic() + 60
+    assert victim is not None
+    while psutil.Process(victim).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline, started.output()
+        time.sleep(0.02)
+    time.sleep(2.5)  # progress.json is written once a second
+    said = json.loads((tmp_path / "progress.json").read_text())
+    os.kill(victim, signal.SIGCONT)
+    while started.processes[0].is_alive() and time.monotonic() < deadline:
+        started.send(1, signal.SIGCONT)
+        time.sleep(0.02)
+    assert set(started.wait()) == {0}, started.output()
+    assert (said["step"], said["phase"]) == (5, "train")
 
 
 def build_on_a_slow_disk(params: Mapping[str, Any]) -> Experiment:

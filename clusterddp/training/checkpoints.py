@@ -119,6 +119,7 @@ class Checkpoints:
         *,
         stop: Callable[[], bool] = lambda: False,
         before: Callable[[], object] = lambda: None,
+        met: Callable[[], object] = lambda: None,
     ) -> Saved:
         """Copy a state and have it written meanwhile; all ranks must call it.
 
@@ -130,6 +131,7 @@ class Checkpoints:
             local: JSON that this rank adds (random streams, sums).
             stop: asked on rank 0; its answer goes to all.
             before: called on rank 0 by the writing thread: what must be durable first.
+            met: called on rank 0 once all ranks have come; what follows may take long.
 
         Returns:
             The same on all ranks; the error is that of the save before.
@@ -138,7 +140,7 @@ class Checkpoints:
             CheckpointError: on all ranks: the save before ended as `finish` says.
         """
         begun = time.perf_counter()
-        saved, ranks = self._settle(stop, local)
+        saved, ranks = self._settle(stop, local, met)
         if ranks is not None:
             waited = time.perf_counter()
             states = self._host.take(snapshot.states)
@@ -154,11 +156,17 @@ class Checkpoints:
             self._writer.start(task)
         return saved
 
-    def finish(self, *, stop: Callable[[], bool] = lambda: False) -> Saved:
+    def finish(
+        self,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        met: Callable[[], object] = lambda: None,
+    ) -> Saved:
         """Wait until the last save is durable; all ranks must call it.
 
         Args:
             stop: asked on rank 0 after the write; its answer goes to all.
+            met: called on rank 0 before it waits.
 
         Returns:
             The same on all ranks. A full disk is reported there, not raised: the
@@ -169,7 +177,7 @@ class Checkpoints:
                 one, the state cannot be written or not be read again, or too many
                 saves in a row have failed.
         """
-        return self._settle(stop, None)[0]
+        return self._settle(stop, None, met)[0]
 
     def save(
         self,
@@ -178,6 +186,7 @@ class Checkpoints:
         *,
         stop: Callable[[], bool] = lambda: False,
         before: Callable[[], object] = lambda: None,
+        met: Callable[[], object] = lambda: None,
     ) -> Saved:
         """Write a checkpoint; all ranks must call it, and leave when it is durable.
 
@@ -188,6 +197,7 @@ class Checkpoints:
         """
         ranks = gather_json(dict(local))
         if ranks is not None:
+            met()
             previous = self._writer.wait()
             if previous is None or not previous.fatal:
                 states = on_host(snapshot.states)
@@ -231,12 +241,16 @@ class Checkpoints:
         return loaded
 
     def _settle(
-        self, stop: Callable[[], bool], local: Mapping[str, object] | None
+        self,
+        stop: Callable[[], bool],
+        local: Mapping[str, object] | None,
+        met: Callable[[], object],
     ) -> tuple[Saved, Sequence[object] | None]:
         """Agree on the save before and on a stop; gather what the ranks add."""
         ranks = None if local is None else gather_json(dict(local))
         word: dict[str, object] | None = None
         if self._world.rank == 0:
+            met()
             last = self._writer.wait()
             error = None if last is None else last.error
             fatal = last is not None and last.fatal

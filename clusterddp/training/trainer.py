@@ -211,7 +211,6 @@ class Trainer:
         """Have this step saved; returns when it is copied or, waiting, durable."""
         tools = self._equipment
         self._points.finish()
-        tools.progress.update(phase="save")
         shared = {**asdict(self._at), "samples": self._schedule.sampler.size}
         local = {
             "random": read_state(tools.device),
@@ -223,11 +222,18 @@ class Trainer:
             local,
             stop=lambda: self._stop.requested,
             before=tools.metrics.sync,
+            met=self._note_save,
         )
+        if not wait:
+            tools.progress.update(phase="train")
         self._clock.restart()
         if saved.error is None or not wait:
             self._saved = copy.copy(self._at)
         return saved
+
+    def _note_save(self) -> None:
+        """Say that it may take long from here on; who waits for a rank says `train`."""
+        self._equipment.progress.update(phase="save")
 
     def _note_result(self, result: Result) -> None:
         """Tell what is durable now, on rank 0; its writer thread calls this."""
@@ -239,13 +245,15 @@ class Trainer:
     def _leave(self) -> None:
         """Save what is not saved yet; nobody leaves before that is durable."""
         self._points.finish()
-        self._equipment.progress.update(phase="save")
         if self._saved is not None and self._is_late():
             # The weights are those of a later step: nothing more can be saved here.
             self._at = copy.copy(self._saved)
-            self._require(self._checkpoints.finish())
-        elif self._saved != self._at or self._checkpoints.finish().error is not None:
+            self._require(self._finish())
+        elif self._saved != self._at or self._finish().error is not None:
             self._require(self._save(wait=True))
+
+    def _finish(self) -> Saved:
+        return self._checkpoints.finish(met=self._note_save)
 
     def _require(self, saved: Saved) -> None:
         if saved.error is not None:
