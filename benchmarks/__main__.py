@@ -23,6 +23,7 @@ LIMITS_S = {
     "meeting": 420,
     "tools": 360,
     "input": 300,
+    "parts": 120,
     "ettr": 780,
 }
 _USE_CLUSTER = ("start", "recovery")

@@ -7,21 +7,17 @@ does.
 """
 
 import argparse
-import itertools
-import random
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from benchmarks.harness import Variant, arguments, measure, record, repeated
+from benchmarks.harness import Variant, arguments, measure, record
 from benchmarks.result import Result, Target
 from clusterddp.training.data import BatchKey, BatchSource, SeededBatches
-from clusterddp.training.randomness import preserved, seed_all
 from clusterddp.training.sampler import GlobalSampler
 
 ASKED = "Does seeding every sample slow the input down?"
@@ -63,7 +59,6 @@ def main() -> None:
         for name, dataset in data.items():
             for workers in (0, 2):
                 results.append(ask(name, dataset, workers, batches, blocks))
-        results.append(generators(blocks))
 
 
 def ask(
@@ -82,38 +77,6 @@ def ask(
         baseline="plain DataLoader",
         targets=[Target("ours, every sample seeded", ratio=1.05, extra=10)],
     )
-
-
-def generators(blocks: int) -> Result:
-    """Ask what seeding costs alone: for each sample, and around each batch."""
-    numbers = itertools.count()
-
-    def seed_and_draw() -> None:
-        seed_all(next(numbers))
-        _draw()
-
-    def put_back() -> None:
-        with preserved():
-            pass
-
-    return measure(
-        "The generators of python, numpy and torch alone",
-        {
-            "seeded, for a sample": repeated(lambda: seed_all(next(numbers)), 2000),
-            "python's alone": repeated(lambda: random.seed(next(numbers)), 2000),
-            "seeded, and drawn from once": repeated(seed_and_draw, 2000),
-            "drawn from once": repeated(_draw, 2000),
-            "kept and put back, for a batch": repeated(put_back, 500),
-        },
-        unit="us",
-        blocks=blocks,
-    )
-
-
-def _draw() -> None:
-    random.random()  # noqa: S311 - what is measured
-    np.random.rand()  # noqa: NPY002 - what is measured
-    torch.rand(())
 
 
 def plain(data: Dataset[Any], workers: int, batches: int) -> Variant:

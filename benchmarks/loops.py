@@ -7,8 +7,7 @@ from the same DataLoader. `tensors` is the leanest loop that we could write by h
 it picks its batches from the tensors. Only clusterddp and the last Lightning log.
 
 A step's time is taken where nothing disturbed it: the lower quartile at each place
-between two log points, and the mean over these places, so that logging counts. Its
-CPU time is that of all threads of a rank, the mean over all steps and ranks.
+between two log points, and the mean over these places, so that logging counts.
 """
 
 import contextlib
@@ -48,18 +47,16 @@ _SETTLING = 20
 # Layers, samples of a rank's batch, steps of a block.
 MODELS = {
     "tiny": ((32, 64, 10), 32, 256),
-    "small": ((256, 512, 512, 10), 64, 192),
+    "small": ((256, 512, 512, 10), 64, 128),
     "50 ms": ((1024, 2048, 2048, 10), 64, 64),
 }
 Loop = Callable[["Task"], nn.Module]
 _stamps: list[float] = []
-_worked: list[float] = []
 
 
 def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
     """Give the loss, and note when it was asked for."""
     _stamps.append(time.perf_counter())
-    _worked.append(time.process_time())
     return cross_entropy(model(batch[0]), batch[1])
 
 
@@ -271,33 +268,30 @@ def main() -> None:
         loops["clusterddp, no log points"] = silent
     found = _ask_all(task, loops, int(blocks), float(seconds))
     if task.world.rank == 0:
-        Path(place, "found.json").write_text(json.dumps(found))
+        Path(place, "found.json").write_text(json.dumps({"us": found}))
     shutdown()
 
 
 def _ask_all(
     task: Task, loops: dict[str, Loop], blocks: int, seconds: float
-) -> dict[str, Any]:
+) -> dict[str, list[float]]:
     luck = random.Random(0)  # noqa: S311 - an order, and the same on all ranks
-    found: dict[str, dict[str, list[float]]] = {
-        measure: {loop: [] for loop in loops} for measure in ("us", "cpu us")
-    }
+    found: dict[str, list[float]] = {loop: [] for loop in loops}
     for counts in _told(turns(blocks, seconds)):
         bits = {}
         for loop in luck.sample(list(loops), len(loops)):
             bits[loop] = _train_once(task, loops[loop])
             if counts:
-                found["us"][loop].append(_step_us(task.steps))
-                found["cpu us"][loop].append(_cpu_us(task))
+                found[loop].append(_step_us(task.steps))
         if len({bits[HAND], bits[AGAIN], bits["clusterddp"]}) != 1:
             raise RuntimeError(f"void: the final weights differ: {bits}")
     return found
 
 
-def _told(turns: Iterator[bool]) -> Iterator[bool]:
+def _told(mine: Iterator[bool]) -> Iterator[bool]:
     """Give all ranks the turns of rank 0, by whose clock they end."""
     while True:
-        told = [next(turns, None)]
+        told = [next(mine, None)]
         dist.broadcast_object_list(told)
         if told[0] is None:
             return
@@ -307,12 +301,12 @@ def _told(turns: Iterator[bool]) -> Iterator[bool]:
 def _train_once(task: Task, loop: Loop) -> str:
     """Give a digest of the final weights; the stamps are left for who reads them."""
     _stamps.clear()
-    _worked.clear()
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):  # noqa: PTH123
         model = loop(task)
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
+    dist.barrier()
     return digest.hexdigest()[:12]
 
 
@@ -321,14 +315,6 @@ def _step_us(steps: int) -> float:
     gaps = [b - a for a, b in pairwise(_stamps[_SETTLING - steps :])]
     places = [sorted(gaps[at::_LOG_EVERY]) for at in range(_LOG_EVERY)]
     return 1e6 * statistics.fmean(place[len(place) // 4] for place in places)
-
-
-def _cpu_us(task: Task) -> float:
-    """Give the CPU time of a step; every rank asks, which is the barrier, too."""
-    steps = task.steps - _SETTLING - 1
-    mine = torch.tensor(1e6 * (_worked[-1] - _worked[-1 - steps]) / steps)
-    dist.all_reduce(mine)
-    return mine.item() / task.world.world_size
 
 
 @contextlib.contextmanager

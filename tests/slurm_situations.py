@@ -36,7 +36,8 @@ def in_preemption(cluster: Cluster, home: Path) -> Situation:
 
 def in_save(cluster: Cluster, home: Path) -> Situation:
     """Rank 0 takes its time over a checkpoint."""
-    write_job(home, params={**SLOW, "save_s": 4}, checkpoint={"every": "4 steps"})
+    every = {"every": "4 steps", "background": False}
+    write_job(home, params={**SLOW, "write_s": 4}, checkpoint=every)
     job, run = submit(cluster, home, step=1)
     wait_until(lambda: (read_json(run.progress) or {}).get("phase") == "save")
     return Situation(run, job)

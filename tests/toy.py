@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import clusterddp
+from clusterddp.training import checkpoint_files
 
 SAMPLES = 240
 Batch = tuple[Tensor, Tensor]
@@ -44,6 +45,8 @@ def build(params: Mapping[str, Any]) -> clusterddp.Experiment:
         nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2)
     )
     data = Points(params)
+    if "write_s" in params:
+        _slow_down_writing(params["write_s"])
     return clusterddp.Experiment(
         model=model,
         train_data=data,
@@ -54,16 +57,27 @@ def build(params: Mapping[str, Any]) -> clusterddp.Experiment:
     )
 
 
+def _slow_down_writing(seconds: float) -> None:
+    """Have every checkpoint take so long to write, as on a busy file system."""
+    write = checkpoint_files.write_files
+
+    def write_slowly(
+        target: Path, contents: Mapping[str, object], fields: Mapping[str, object]
+    ) -> int:
+        time.sleep(seconds)
+        return write(target, contents, fields)
+
+    checkpoint_files.write_files = write_slowly
+
+
 def _optimizer(
     parameters: Iterable[nn.Parameter], params: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """Give SGD; with `save_s` its state takes its time, with `trace` it leaves marks.
+    """Give SGD; with `trace` it leaves marks.
 
     Rank 0 adds a dot to `attempts/N/steps` for each step that it has finished.
     """
     made = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    if "save_s" in params:
-        made.register_state_dict_pre_hook(lambda _: time.sleep(params["save_s"]))
     if params.get("trace") and torch.distributed.get_rank() == 0:
         attempts = Path(os.environ["CLUSTERDDP_RUN_DIR"], "attempts")
         marks = attempts / os.environ["CLUSTERDDP_ATTEMPT"] / "steps"
