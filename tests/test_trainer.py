@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -209,23 +210,36 @@ def test_too_little_time_for_a_save(tmp_path: Path) -> None:
 
 
 def build_standing_still(params: Mapping[str, Any]) -> Experiment:
-    """Give the noisy experiment; rank 1 stops itself when it is asked for its state."""
+    """Give the noisy experiment; rank 1 stops itself before a save, or after eval."""
+    experiment, evaluated = build_noisy(params), threading.Event()
 
-    def stand_still(_optimizer: torch.optim.Optimizer) -> None:
-        if params["rank"] == 1 and params["attempt"] == 0:
+    def stand_still() -> None:
+        if params["rank"] == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def optimizer(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - torch's
         made = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-        made.register_state_dict_pre_hook(stand_still)
+        if params["where"] == "save":
+            made.register_state_dict_pre_hook(lambda _: stand_still())
         return made
 
-    return replace(build_noisy(params), optimizer=optimizer)
+    def loss(model: nn.Module, batch: list[Tensor]) -> Any:  # noqa: ANN401 - as it is
+        if not model.training:
+            evaluated.set()
+        elif evaluated.is_set() and params["where"] == "evaluation":
+            stand_still()
+        return experiment.loss(model, batch)
+
+    return replace(experiment, optimizer=optimizer, loss=loss)
 
 
-def test_who_waits_for_a_rank_to_save_is_not_saving(tmp_path: Path) -> None:
-    """A save may take half an hour; a rank that stands still before one must show."""
-    started = ranks.start_training(tmp_path, 0, 2, build_standing_still, settings())
+@pytest.mark.parametrize(("where", "step"), [("save", 5), ("evaluation", 6)])
+def test_who_waits_for_a_rank_says_that_it_trains(
+    tmp_path: Path, where: str, step: int
+) -> None:
+    """Saving and evaluating may take half an hour; what comes beside them may not."""
+    chosen = settings(where=where)
+    started = ranks.start_training(tmp_path, 0, 2, build_standing_still, chosen)
     victim, deadline = started.processes[1].pid, time.monotonic() + 60
     assert victim is not None
     while psutil.Process(victim).status() != psutil.STATUS_STOPPED:
@@ -233,12 +247,11 @@ def test_who_waits_for_a_rank_to_save_is_not_saving(tmp_path: Path) -> None:
         time.sleep(0.02)
     time.sleep(2.5)  # progress.json is written once a second
     said = json.loads((tmp_path / "progress.json").read_text())
-    os.kill(victim, signal.SIGCONT)
     while started.processes[0].is_alive() and time.monotonic() < deadline:
         started.send(1, signal.SIGCONT)
-        time.sleep(0.02)
+        time.sleep(0.01)
     assert set(started.wait()) == {0}, started.output()
-    assert (said["step"], said["phase"]) == (5, "train")
+    assert (said["step"], said["phase"]) == (step, "train")
 
 
 def build_on_a_slow_disk(params: Mapping[str, Any]) -> Experiment:

@@ -184,6 +184,7 @@ class Trainer:
             values = tools.evaluator.run(
                 tools.learner.model, interrupted=lambda: self._stop.requested
             )
+        tools.progress.update(phase="train")
         if values is not None:
             self._at.metrics = values
         return values
@@ -196,7 +197,9 @@ class Trainer:
         """
         due = self._clock.is_due(self._at.step)
         if due or self._schedule.is_save_due(self._at) or self._is_rated():
-            return self._save(wait=not self._rules.background).stop
+            saved = self._save(wait=not self._rules.background)
+            self._equipment.progress.update(phase="train")
+            return saved.stop
         return False
 
     def _is_rated(self) -> bool:
@@ -224,8 +227,6 @@ class Trainer:
             before=tools.metrics.sync,
             met=self._note_save,
         )
-        if not wait:
-            tools.progress.update(phase="train")
         self._clock.restart()
         if saved.error is None or not wait:
             self._saved = copy.copy(self._at)
