@@ -96,7 +96,7 @@ def test_list_of_too_many_hosts_is_refused_at_once(text: str) -> None:
     start = time.perf_counter()
     with pytest.raises(WorldError, match=f"at most {MAX_HOSTS}|expected digits") as e:
         expand_hostlist(text)
-    assert time.perf_counter() - start < 20
+    assert time.perf_counter() - start < 0.5
     assert len(str(e.value)) < 400
 
 

@@ -221,7 +221,7 @@ def test_missing_rank_is_named_on_every_rank(tmp_path: Path) -> None:
     for outcome in outcomes:
         assert "RendezvousError: rendezvous: rank 2 of 4 did not" in outcome.error
         assert "expected on gpu002 (1 of 2 came)" in outcome.error
-        assert outcome.seconds < 30
+        assert outcome.seconds < 4
 
 
 def test_missing_rank_zero_is_named(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_rank_zero_that_dies_is_told_to_the_others(tmp_path: Path) -> None:
     ]
     outcomes = run_ranks(body, environs)
     assert "rank 1 lost rank 0 while waiting for the others" in outcomes[1].error
-    assert outcomes[1].seconds < 19
+    assert outcomes[1].seconds < 10
 
 
 def test_missing_peer_under_torchrun_is_told() -> None:

@@ -84,7 +84,7 @@ def test_a_far_position_costs_nothing() -> None:
     sampler = GlobalSampler(1_000, 7)
     started = time.perf_counter()
     span = sampler.span(10**15 + 994)
-    assert time.perf_counter() - started < 20
+    assert time.perf_counter() - started < 0.1
     assert (span.epoch, span.start, span.total) == (10**12, 994, 6)
 
 

@@ -181,7 +181,7 @@ def test_requeue_by_hand_goes_on(
     write_job(home, params=SLOW)
     job_id, run = submit_slow(cluster, home)
     cluster.run(["scontrol", "requeue", job_id], user=cluster.user)
-    wait_until(lambda: len(run.list_attempts()) >= 2)
+    wait_until(lambda: len(run.list_attempts()) == 2)
     cluster.wait_job(job_id, {"COMPLETED"}, 90)
     assert causes(run)[-1] == "completed"
     assert digest(run) == undisturbed
